@@ -46,7 +46,7 @@ constexpr std::size_t pipelined_sizes[] = {8, 4 * kib, 64 * kib, mib, 64 * mib};
 constexpr std::size_t most_bytes = gib;
 
 struct settings : bench::common_settings {
-  std::vector<std::string> verbs{"all_reduce"};
+  std::vector<std::string> verbs; ///< empty: all_reduce; for a way table, all
   std::vector<std::string> ways;  ///< empty: all that the machine has
   std::vector<std::string> modes; ///< empty: all
   std::vector<std::size_t> sizes; ///< empty: the benchmark's own
@@ -276,10 +276,10 @@ void add_options(CLI::App& app, settings& s) {
     modes.emplace(x.mode);
   s.add_to(app);
   s.add_devices_to(app);
-  app.add_option("--verb", s.verbs, "verbs to compare, or all")
+  app.add_option("--verb", s.verbs,
+                 "verbs to compare, or all; by default all_reduce, for --tune all")
       ->delimiter(',')
-      ->check(CLI::IsMember(verbs))
-      ->capture_default_str();
+      ->check(CLI::IsMember(verbs));
   app.add_option("--ways", s.ways, "raw (NCCL by hand), nccl and direct (troupe); all by default")
       ->delimiter(',')
       ->check(CLI::IsMember({"raw", "nccl", "direct"}));
@@ -321,6 +321,8 @@ void add_options(CLI::App& app, settings& s) {
 /// Replaces values that were left to the benchmark.
 void complete(settings& s) {
   std::vector<std::string> chosen;
+  if (s.verbs.empty())
+    s.verbs = {s.way_table.empty() ? "all_reduce" : "all"};
   const bool all = std::find(s.verbs.begin(), s.verbs.end(), "all") != s.verbs.end();
   for (auto& x : bench::all_verbs()) // each once
     if (all || std::find(s.verbs.begin(), s.verbs.end(), x.name) != s.verbs.end())

@@ -58,9 +58,14 @@ void write_way_table(const std::string& file, const outcome& x) {
       if (!first)
         at->second = std::min(at->second, limit);
     }
+  if (limits.empty())
+    fail("--tune needs a verb with buffers");
+  std::size_t largest = 0;
+  for (auto& c : x.cells)
+    largest = std::max(largest, c.size_bytes);
   std::ofstream to{file};
-  to << "# ranks, kind of collective, largest block that goes direct: bytes, or all\n# "
-     << summary(x.machine) << '\n';
+  to << "# ranks, kind of collective, largest block that goes direct: bytes, or all\n"
+     << "# measured up to " << largest << " bytes: " << summary(x.machine) << '\n';
   for (auto& [kind, limit] : limits) {
     to << x.ranks << ' ' << troupe::to_string(kind) << ' ';
     if (limit == troupe::way_table::no_limit)

@@ -1,14 +1,11 @@
 /// The state of a world, and its limits.
 #pragma once
 
-#include <troupe/collective_kind.hpp>
 #include <troupe/error.hpp>
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -73,8 +70,9 @@ detail::inspect_result<Inspector> inspect(Inspector& f, world_status& x) {
 std::optional<world_status> status_of(const caf::error& e);
 
 /// The communicators that a world keeps connected and idle, so that it can continue at once when
-/// the present one ends. For what goes by NCCL: with direct collectives a world always has one over
-/// the same members, as long as it may restart.
+/// the present one ends. For worlds whose collectives all go by NCCL: with direct collectives a
+/// world always has one over the same members, as long as it may restart. NCCL's communicator
+/// beside the direct one has none.
 enum class standby_policy : std::uint8_t {
   none, ///< requests wait until another communicator is built and connected
   /// One over the same members. It costs as much device memory on each rank as any communicator, on

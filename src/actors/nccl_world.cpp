@@ -221,10 +221,10 @@ private:
 
   enum class wish : std::uint8_t { nothing, communicator, preparation };
 
-  /// Returns what to build. A build that is not needed now waits until an ended communicator has
-  /// left the devices: NCCL's memory there would make building slow, and three communicators would
-  /// need more memory than two. Direct communicators are small, so there is a standby as long as
-  /// the world may restart.
+  /// Returns what to build now. A build that is not needed now waits until an ended communicator
+  /// has left the devices: NCCL's memory there would make building slow, and three communicators
+  /// would need more memory than two. Direct communicators are small, so there is a standby as long
+  /// as the world may restart.
   wish wanted() {
     const auto now = core_->status();
     if (now.phase == world_phase::building)
@@ -237,10 +237,15 @@ private:
       return wish::communicator;
     if (core_->wants_preparation())
       return preparing_ ? wish::nothing : wish::preparation;
-    return (direct ? may_restart() : core_->limits().standby == standby_policy::same) &&
-                   !now.standby_ready && core_->absent().empty()
-               ? wish::communicator
-               : wish::nothing;
+    if (now.standby_ready || !core_->absent().empty() ||
+        !(direct || core_->limits().standby == standby_policy::same))
+      return wish::nothing;
+    if (!direct || may_restart())
+      return wish::communicator;
+    if (!restarts_.empty()) // a standby may not be used before the first of them is forgotten
+      try_build_after(restarts_.front() + core_->limits().restart_window - clock::now(),
+                      preparation_retry_);
+    return wish::nothing;
   }
 
   /// A lost device is ready again: switches to the standby that was built for it, if there is one.
@@ -572,7 +577,8 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
     return lease.error();
   const auto what = "world \"" + config.name + '"';
   auto data = std::make_shared<world_core>(*owner, std::move(config.name), std::move(*lanes),
-                                           countable(config.limits), *policy, config.ways);
+                                           countable(config.limits), config.collectives, *policy,
+                                           config.ways);
   if (config.nccl_ahead)
     data->want_beside_ahead();
   std::shared_ptr<rank_programs> programs;

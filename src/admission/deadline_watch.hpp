@@ -6,7 +6,6 @@
 #include "operation/operation.hpp"
 #include <troupe/detail/completion.hpp>
 
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>

@@ -2,7 +2,6 @@
 
 #include "collective/call_checker.hpp"
 #include "foundation/collective_rules.hpp"
-#include "operation/buffer.hpp"
 
 #include <algorithm>
 #include <numeric>

@@ -16,7 +16,6 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <span>
 #include <thread>
 #include <utility>
 #include <vector>

@@ -7,7 +7,6 @@
 #include "collective/rank_matching.hpp"
 #include "lane/lane.hpp"
 #include "operation/admission_lock.hpp"
-#include "operation/buffer.hpp"
 #include "operation/device_state.hpp"
 #include "operation/skipping.hpp"
 #include "runtime/runtime.hpp"

@@ -32,11 +32,13 @@ class world_core final : public collective_world, public std::enable_shared_from
 public:
   world_core(std::shared_ptr<runtime> runtime, std::string name,
              std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits,
+             collectives_policy wanted = collectives_policy::nccl,
              collectives_policy collectives = collectives_policy::nccl, const way_table& ways = {});
   ~world_core();
 
   const std::string& name() const noexcept { return name_; }
-  collectives_policy collectives() const noexcept { return collectives_; }
+  /// Returns the policy that was asked for. It need not be possible for these devices.
+  collectives_policy wanted_collectives() const noexcept { return wanted_collectives_; }
   /// Returns the way of the communicators that decide about the world's phase.
   collective_way main_way() const noexcept {
     return collectives_ == collectives_policy::nccl ? collective_way::nccl : collective_way::direct;
@@ -221,6 +223,7 @@ private:
 
   const std::string name_;
   const loss_policy on_loss_;
+  const collectives_policy wanted_collectives_;
   const collectives_policy collectives_;
   const way_table ways_;
   end_listener on_end_;

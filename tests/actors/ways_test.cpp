@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -148,9 +149,28 @@ TEST(WaysOverLinks, AreByNcclWhereADeviceHasNoAccess) {
   };
   EXPECT_EQ(way_between({0, 1}), collective_way::direct);
   EXPECT_EQ(way_between({0, 1, 2}), collective_way::nccl);
+  auto all = must(world::open(sys, {.devices = {0, 1, 2}}));
+  const auto groups = must(all.split("group", {0, 0, 1}));
+  EXPECT_EQ(way_of(groups[0].barrier().wait()), collective_way::direct) << "of devices 0 and 1";
   EXPECT_TRUE(
       has_code(world::open(sys, {.devices = {0, 2}, .collectives = collectives_policy::direct}),
                errc::not_supported));
+}
+
+/// After the last restart that is allowed for a while, there is no standby until then.
+TEST_F(Ways, HaveADirectStandbyAgainWhenTheWorldMayRestartAgain) {
+  TROUPE_HOST_ONLY("a fault plan");
+  world_config config;
+  config.collectives = collectives_policy::direct;
+  config.limits.restarts = 1;
+  config.limits.restart_window = std::chrono::milliseconds{300};
+  config.limits.stall_limit = std::chrono::milliseconds{20};
+  auto w = open(config);
+  EXPECT_TRUE(eventually([&] { return w.status().standby_ready; }));
+  plan_->add({fault::not_issued, verb::collective, 0});
+  EXPECT_TRUE(has_code(answer_of(w.all_reduce(many_, reduce_op::sum)), errc::stalled));
+  EXPECT_EQ(must(answer_of(w.barrier())).epoch, 2u);
+  EXPECT_TRUE(eventually([&] { return w.status().standby_ready && is_ok(w.status().reason); }));
 }
 
 TEST_F(Ways, AreAllDirectByDefault) {

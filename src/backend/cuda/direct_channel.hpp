@@ -136,8 +136,8 @@ TROUPE_DEVICE bool begin_kernel(const plane& p) {
   return !gpu::sync_or(gpu::load(&own(p).broken) != 0);
 }
 
-/// Called by all threads at the end of a kernel. The last block reports the end of the kernel.
-/// `alive`: it was not aborted; the same for all threads of the block.
+/// Called by all threads at the end of a kernel. The last block reports the end of the kernel, and
+/// whether one of its blocks was aborted. `alive`: this one was not; the same for all its threads.
 ///
 /// The results are in memory of this device, which kernels, copies and peers reach through its L2
 /// cache: a fence for the device is enough. One for the system takes 1.3 us longer.
@@ -151,15 +151,18 @@ TROUPE_DEVICE void end_kernel(const plane& p, bool alive) {
     gpu::fence_system(); // it may have written to memory of peers' users, who use it again now
   }
   gpu::fence_device();
-  const unsigned blocks = gpu::grid_x() * gpu::grid_y();
+  const std::uint32_t blocks = gpu::grid_x() * gpu::grid_y();
   if (blocks > 1) {
-    if (gpu::add(&mine.blocks_over, 1) != blocks - 1)
+    constexpr std::uint32_t one_aborted = 1 << 16; // more than there are blocks
+    const std::uint32_t over = gpu::add(&mine.blocks_over, alive ? 1 : 1 + one_aborted);
+    if (over % one_aborted != blocks - 1)
       return;
+    alive = alive && over < one_aborted;
     gpu::store(&mine.blocks_over, 0);
     gpu::fence_device();
   }
   if (p.ended != nullptr)
-    gpu::store(p.ended, p.number);
+    gpu::store(alive ? p.ended : p.stopped, p.number);
 }
 
 /// A range of what all channels, or all ranks, do together.

@@ -200,7 +200,7 @@ private:
                            const void* arguments) noexcept {
     auto view = of_.view_;
     if (captures_)
-      view.ended = nullptr;
+      view.ended = view.stopped = nullptr;
     view.number = of_.launched_.load() + 1;
     void* all[] = {&view, const_cast<void*>(arguments)};
     const auto how = captures_ || !of_.starts_early_ ? &launch : &launch_early;
@@ -291,6 +291,7 @@ build_direct_communicator(std::span<const local_rank> ranks, int device_count,
       auto& words = *arenas[rank].words;
       view.rank = rank;
       view.ended = reinterpret_cast<std::uint32_t*>(&words.ended);
+      view.stopped = reinterpret_cast<std::uint32_t*>(&words.stopped);
       view.aborted = reinterpret_cast<const std::uint32_t*>(&words.aborted);
       result.push_back(
           std::make_unique<direct_communicator>(view, arenas[rank], *limits, *early, driver));
@@ -311,7 +312,10 @@ caf::error end_direct_communicator(communicator_ranks ranks, direct_memory& memo
         first = memory.fault_of(rank.arena().device);
     }
   }
-  // After an error the arenas are kept for good: kernels may still use them.
+  if (first) // the arenas are kept for good: kernels may still use them
+    return first;
+  for (auto& x : ranks)
+    as_direct(x).let_go();
   for (auto& x : ranks)
     if (!first)
       first = memory.give_back(as_direct(x).arena());

@@ -43,8 +43,13 @@ public:
   const direct_arena& arena() const noexcept { return own_; }
   /// Returns whether every kernel that was launched has ended, except captured ones.
   bool is_idle() const noexcept {
-    return own_.words->ended.load(std::memory_order_acquire) == launched_.load();
+    const auto last = launched_.load();
+    return own_.words->ended.load(std::memory_order_acquire) == last ||
+           own_.words->stopped.load(std::memory_order_acquire) == last;
   }
+  /// Lets go on what waits behind its kernels. All ranks must be idle: until then a peer's kernel
+  /// may write to memory that an aborted one has used.
+  void let_go() noexcept { own_.words->ended.store(launched_.load(), std::memory_order_release); }
 
 private:
   class launcher;

@@ -77,9 +77,10 @@ constexpr std::size_t arena_bytes(unsigned size) noexcept {
 /// One rank's view of its communicator; the first argument of each kernel.
 struct plane {
   arena* at[most_ranks]; ///< by rank
-  /// In pinned memory: set to `number` as the kernel ends. Null in a captured kernel, which does
-  /// not count.
+  /// In pinned memory: one of them is set to `number` as the kernel ends, `stopped` if it was
+  /// aborted. Null in a captured kernel, which does not count.
   std::uint32_t* ended;
+  std::uint32_t* stopped;
   const std::uint32_t* aborted; ///< in pinned memory: not 0 once the kernels are to end at once
   std::uint32_t number;         ///< of the kernel
   /// The number that 0 stands for in `arena::numbers`, far from those of communicators that had the

@@ -21,8 +21,10 @@ namespace troupe::detail {
 
 /// Words in pinned memory by which the host and the kernels of one rank talk.
 struct direct_words {
-  /// The number of the last kernel that has ended, of all communicators that had the arena.
+  /// The number of the last kernel that has ended, of all communicators that had the arena. What
+  /// comes behind the kernel waits for this. For aborted kernels the host sets it.
   alignas(64) std::atomic<std::uint32_t> ended{0};
+  std::atomic<std::uint32_t> stopped{0};             ///< the same of aborted kernels
   alignas(64) std::atomic<std::uint32_t> aborted{0}; ///< not 0: the kernels are to end
 };
 

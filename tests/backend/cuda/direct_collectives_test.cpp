@@ -297,6 +297,43 @@ TEST_P(DirectCollectives, EndAtOnceWhereARankDoesNotCome) {
     }
 }
 
+/// The kernel of an aborted sum has ended, but that of a peer may still start, and write to its
+/// memory: what comes behind the sum does not begin before all have ended.
+TEST_P(DirectCollectives, HoldTheirMemoryUntilAllHaveEnded) {
+  if (size() == 1)
+    GTEST_SKIP() << "for several ranks";
+  const auto sum = [&](int i) {
+    must(of(i).device->bind());
+    enqueue(i, {.what = kind::all_reduce,
+                .send = of(i).send,
+                .recv = of(i).recv,
+                .count = std::size_t{1} << 20,
+                .type = dtype::float32});
+    must(rank(i).mark_end(of(i).event, of(i).stream, *of(i).device));
+  };
+  const int late = size() - 1;
+  on_threads(late, sum);
+  for (auto& x : ranks_)
+    x->on_closed();
+  std::this_thread::sleep_for(20ms); // more than they need to end
+  const auto none_is_done = [&](int ranks) {
+    for (int i = 0; i < ranks; ++i) {
+      must(of(i).device->bind());
+      EXPECT_FALSE(must(of(i).device->query(of(i).event))) << i;
+    }
+  };
+  none_is_done(late);
+  sum(late);
+  std::this_thread::sleep_for(20ms);
+  none_is_done(size());
+  EXPECT_TRUE(is_ok(cuda_->abort(std::move(ranks_))));
+  for (int i = 0; i < size(); ++i) {
+    must(of(i).device->bind());
+    EXPECT_TRUE(must(of(i).device->query(of(i).event))) << i;
+  }
+  build();
+}
+
 /// Other streams wait for the end of a collective alone, not for what is behind it.
 TEST_P(DirectCollectives, TellTheirEndThemselves) {
   constexpr int rounds = 200;

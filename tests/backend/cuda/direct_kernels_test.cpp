@@ -514,12 +514,38 @@ TEST(AbortedKernels, TakeThoseBehindThemAlong) {
       }};
       std::this_thread::sleep_for(2ms);
       all.abort();
-      while (all.ended(0) == 0)
+      while (all.stopped(0) == 0)
         std::this_thread::yield();
       put(1, small, first.size(), false); // it comes late
     }
     EXPECT_EQ(std::count(small.begin() + 3'000, small.end(), 0), 97'000);
+    EXPECT_EQ(all.ended(0), 0u) << "what comes behind it may not begin yet";
   }
+}
+
+/// One block does all its work, and the others wait in vain.
+TEST(AbortedKernels, SayThatNotAllBlocksHaveDoneTheirWork) {
+  emulated_ranks all{2};
+  const auto swap = [&](unsigned rank, unsigned channels) {
+    all.run(rank, {channels, 1, 2}, [&](const plane& p, void* shared) {
+      auto& numbers = *static_cast<shared_numbers*>(shared);
+      numbers.load_from(p, gpu::block_x());
+      bool alive = begin_kernel(p);
+      std::uint64_t data = rank;
+      if (alive && gpu::thread() == 0)
+        alive = swap_packets(p, numbers, 1 - rank, 1, 0, data);
+      end_kernel(p, !gpu::sync_or(!alive));
+    });
+  };
+  {
+    std::jthread many{[&] { swap(0, 3); }};
+    swap(1, 1);
+    std::this_thread::sleep_for(2ms);
+    all.abort();
+  }
+  EXPECT_EQ(all.ended(1), 1u);
+  EXPECT_EQ(all.stopped(0), 1u);
+  EXPECT_EQ(all.ended(0), 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, DirectKernels, ::testing::Values(2, 3, 4, 8));
