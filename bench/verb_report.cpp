@@ -4,7 +4,9 @@
 #include "verb_contestant.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,7 +15,8 @@ namespace bench {
 
 namespace {
 
-constexpr std::size_t large = std::size_t{64} << 20;
+constexpr std::size_t kib = std::size_t{1} << 10;
+constexpr std::size_t mib = kib << 10;
 
 /// @units GB/s
 double algbw(const cell& x, double us) { return static_cast<double>(x.size_bytes) / us / 1e3; }
@@ -22,26 +25,39 @@ double busbw(const cell& x, double us, std::size_t ranks) {
   return algbw(x, us) * find_verb(x.what)->bus_factor(ranks);
 }
 
-/// Returns the median ratio of troupe with NCCL, for all-reduces of that size and window.
-std::optional<double> ratio_of(const outcome& o, std::size_t size_bytes, std::size_t window,
-                               std::string_view mode) {
-  for (auto& x : o.cells)
-    if (x.what == "all_reduce" && x.size_bytes == size_bytes && x.window == window)
-      for (auto& s : x.results)
-        if (auto& label = label_of(s.name);
-            label.way == "nccl" && label.mode == mode && !s.ratios.empty())
-          return median(s.ratios);
-  return std::nullopt;
-}
+/// What a limit is for: some of the contestants' ratios.
+struct selection {
+  std::string_view way;
+  std::string_view mode;
+  std::initializer_list<std::string_view> verbs; ///< empty: all but all_reduce and barrier
+  std::size_t first_bytes = 0;
+  std::size_t last_bytes = 0;
+  std::size_t window = 1;
 
-/// Returns the worst ratio of bus bandwidths for large sizes.
-std::optional<double> large_busbw(const outcome& o) {
+  bool has(const cell& x) const {
+    const bool of_verb = verbs.size() == 0 ? x.what != "all_reduce" && x.size_bytes > 0
+                                           : std::ranges::find(verbs, x.what) != verbs.end();
+    return of_verb && x.window == window && x.size_bytes >= first_bytes &&
+           x.size_bytes <= last_bytes;
+  }
+};
+
+/// Returns the largest of the median ratios to NCCL by hand.
+std::optional<double> worst_ratio(const outcome& o, const selection& of) {
   std::optional<double> result;
   for (auto& x : o.cells)
-    if (x.size_bytes >= large && x.window == 1)
-      if (const auto times = ratio_of(o, x.size_bytes, 1, "facade"))
-        result = std::min(result.value_or(1 / *times), 1 / *times);
+    if (of.has(x))
+      for (auto& s : x.results)
+        if (auto& label = label_of(s.name);
+            label.way == of.way && label.mode == of.mode && !s.ratios.empty())
+          result = std::max(result.value_or(0), median(s.ratios));
   return result;
+}
+
+/// Returns the smallest of the ratios of bandwidths.
+std::optional<double> worst_bandwidth(const outcome& o, const selection& of) {
+  const auto times = worst_ratio(o, of);
+  return times ? std::optional{1 / *times} : std::nullopt;
 }
 
 void print_rows(const outcome& o, std::string_view verb, bool pipelined) {
@@ -74,14 +90,43 @@ void print_rows(const outcome& o, std::string_view verb, bool pipelined) {
 } // namespace
 
 std::vector<bar> bars_of(const outcome& o) {
+  const auto sum = [](std::string_view way, std::string_view mode, std::size_t first,
+                      std::size_t last, std::size_t window = 1) {
+    return selection{way, mode, {"all_reduce"}, first, last, window};
+  };
+  const auto at_most = [&](const char* what, double limit, const selection& of) {
+    return bar{what, limit, true, worst_ratio(o, of)};
+  };
+  const auto at_least = [&](const char* what, double limit, const selection& of) {
+    return bar{what, limit, false, worst_bandwidth(o, of)};
+  };
   return {
-      {"8 B, facade, time to raw by a thread per rank", 1.4, true, ratio_of(o, 8, 1, "facade")},
-      {"8 B, message from an actor, time to the same", 1.5, true, ratio_of(o, 8, 1, "message")},
-      {"8 B, rank-local, a thread per rank, time to the same", 1.3, true,
-       ratio_of(o, 8, 1, "rank_local")},
-      {"4 KiB, 256 in flight, facade, time to the same", 1.3, true,
-       ratio_of(o, 4096, 256, "facade")},
-      {"64 MiB and more, facade, bus bandwidth to the same", 0.97, false, large_busbw(o)},
+      at_most("nccl: 8 B, facade, time to raw by a thread per rank", 1.4,
+              sum("nccl", "facade", 8, 8)),
+      at_most("nccl: 8 B, message from an actor, time", 1.5, sum("nccl", "message", 8, 8)),
+      at_most("nccl: 8 B, rank-local, time", 1.3, sum("nccl", "rank_local", 8, 8)),
+      at_most("nccl: 4 KiB, 256 in flight, facade, time", 1.3,
+              sum("nccl", "facade", 4 * kib, 4 * kib, 256)),
+      at_least("nccl: 64 MiB and more, facade, bandwidth", 0.97,
+               sum("nccl", "facade", 64 * mib, 1024 * mib)),
+      at_most("direct: all_reduce to 256 KiB, facade, time", 0.75,
+              sum("direct", "facade", 0, 256 * kib)),
+      at_most("direct: all_reduce to 256 KiB, rank-local, time", 0.9,
+              sum("direct", "rank_local", 0, 256 * kib)),
+      at_most("direct: all_reduce to 256 KiB, message, time", 1.2,
+              sum("direct", "message", 0, 256 * kib)),
+      at_most("direct: all_reduce of 1 MiB, facade, time", 0.95,
+              sum("direct", "facade", mib, mib)),
+      at_least("direct: all_reduce of 4 to 256 MiB, facade, bandwidth", 1.05,
+               sum("direct", "facade", 4 * mib, 256 * mib)),
+      at_least("direct: all_reduce of 1 GiB, facade, bandwidth", 0.995,
+               sum("direct", "facade", 1024 * mib, 1024 * mib)),
+      at_most("direct: other verbs to 64 KiB, facade, time", 0.8,
+              {"direct", "facade", {}, 0, 64 * kib}),
+      at_least("direct: all_gather, reduce_scatter of 64 MiB, bandwidth", 1,
+               {"direct", "facade", {"all_gather", "reduce_scatter"}, 64 * mib, 64 * mib}),
+      at_most("direct: 4 KiB, 256 in flight, facade, time", 0.75,
+              sum("direct", "facade", 4 * kib, 4 * kib, 256)),
       {"open world that does nothing, percent of a core", 1, true, o.idle_percent},
   };
 }
