@@ -12,10 +12,10 @@ void print_bars(const std::vector<bar>& bars) {
   for (auto& x : bars) {
     const auto* limit = x.at_most ? "at most" : "at least";
     if (x.value)
-      std::printf("%-10s %-54s %8.3f (%s %.2f)\n", x.met() ? "met" : "MISSED", x.text.c_str(),
+      std::printf("%-10s %-54s %8.3f (%s %.3f)\n", x.met() ? "met" : "MISSED", x.text.c_str(),
                   *x.value, limit, x.limit);
     else
-      std::printf("%-10s %-54s %8s (%s %.2f)\n", "unmeasured", x.text.c_str(), "", limit, x.limit);
+      std::printf("%-10s %-54s %8s (%s %.3f)\n", "unmeasured", x.text.c_str(), "", limit, x.limit);
   }
 }
 
