@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace bench {
 
@@ -29,14 +29,14 @@ double busbw(const cell& x, double us, std::size_t ranks) {
 struct selection {
   std::string_view way;
   std::string_view mode;
-  std::initializer_list<std::string_view> verbs; ///< empty: all but all_reduce and barrier
+  std::vector<std::string_view> verbs; ///< empty: all but all_reduce and barrier
   std::size_t first_bytes = 0;
   std::size_t last_bytes = 0;
   std::size_t window = 1;
 
   bool has(const cell& x) const {
-    const bool of_verb = verbs.size() == 0 ? x.what != "all_reduce" && x.size_bytes > 0
-                                           : std::ranges::find(verbs, x.what) != verbs.end();
+    const bool of_verb = verbs.empty() ? x.what != "all_reduce" && x.size_bytes > 0
+                                       : std::ranges::find(verbs, x.what) != verbs.end();
     return of_verb && x.window == window && x.size_bytes >= first_bytes &&
            x.size_bytes <= last_bytes;
   }

@@ -356,9 +356,10 @@ public:
     return make_error(errc::not_supported, "the rank is in this process");
   }
 
-  /// Called once before the rank is aborted or destroyed, when no operation on it can succeed any
-  /// more: those that were not over have failed. The lane may be in a call on it. Where kernels can
-  /// be ended meanwhile, they are: the call may wait for them.
+  /// Called before the rank is aborted or destroyed, when no operation on it can succeed any more:
+  /// those that were not over have failed. A lane may still be in a call on the rank, which may
+  /// wait for the rank's kernels. So a backend that can end its kernels does it here. Called again
+  /// if a lane stays in its call.
   /// @thread any
   virtual void on_closed() noexcept {}
 

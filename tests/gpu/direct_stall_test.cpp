@@ -71,6 +71,33 @@ TEST(DirectStall, EndsWhereLaunchesWaitForItsKernels) {
     EXPECT_EQ(must(w.device_of(rank).download(next[rank])), std::vector<float>(1000, 2));
 }
 
+/// The second kernel waits for the fill, and the fill for the first one, which is aborted.
+TEST(DirectStall, EndsWhereOtherWorkIsBetweenItsKernels) {
+  TROUPE_NEEDS_GPUS(2);
+  const auto plan = std::make_shared<fault_plan>();
+  config cfg;
+  cfg.use_backend(with_faults(must(make_cuda_backend()), plan));
+  caf::actor_system sys{cfg};
+  world_config how{.devices = {0, 1}, .collectives = collectives_policy::direct};
+  how.limits.stall_limit = 200ms;
+  auto w = must(world::open(sys, how));
+  auto refs = must(w.allocate<float>(std::size_t{1} << 20, {true}));
+  plan->add({fault::not_issued, verb::collective, 1});
+  auto first = w.all_reduce(refs);
+  auto between = w.device_of(0).fill(refs[0], 1.0f);
+  auto second = w.all_reduce(refs);
+  EXPECT_TRUE(has_code(first.wait(), errc::stalled));
+  EXPECT_FALSE(second.wait());
+  const auto filled = between.wait();
+  EXPECT_TRUE(filled || has_code(filled, errc::stalled));
+  for (std::size_t rank = 0; rank < w.size(); ++rank)
+    must(w.device_of(rank).fill(refs[rank], 1.0f).wait());
+  must(w.all_reduce(refs).wait());
+  for (std::size_t rank = 0; rank < w.size(); ++rank)
+    EXPECT_EQ(must(w.device_of(rank).download(refs[rank])),
+              std::vector<float>(std::size_t{1} << 20, 2));
+}
+
 } // namespace
 
 } // namespace troupe::testing

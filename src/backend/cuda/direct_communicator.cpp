@@ -54,6 +54,9 @@ constexpr unsigned kernels_at_once = 4;
 constexpr std::chrono::microseconds between_looks{20};
 /// How often a device is asked for a fault meanwhile.
 constexpr int looks_before_check = 500;
+/// How long work behind aborted kernels is held while kernels are not over. Those that have begun
+/// end sooner: they look for the abort, and no copy between two looks takes that long.
+constexpr std::chrono::milliseconds longest_hold{20};
 
 caf::error check_ranks(std::span<const local_rank> ranks, int device_count) {
   if (ranks.empty() || ranks.size() > direct::most_ranks)
@@ -301,21 +304,30 @@ build_direct_communicator(std::span<const local_rank> ranks, int device_count,
 }
 
 caf::error end_direct_communicator(communicator_ranks ranks, direct_memory& memory) noexcept {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto words_of = [](const direct_communicator& x) -> direct_words& {
+    return *x.arena().words;
+  };
   for (auto& x : ranks)
-    x->on_closed();
+    as_direct(x).abort();
   caf::error first;
   for (auto& x : ranks) {
-    auto& rank = as_direct(x);
-    for (int looks = 1; !first && !rank.is_idle(); ++looks) {
+    const auto& rank = as_direct(x);
+    for (int looks = 1; !first && !words_of(rank).idle(rank.last()); ++looks) {
       std::this_thread::sleep_for(between_looks);
       if (looks % looks_before_check == 0)
         first = memory.fault_of(rank.arena().device);
+      // A kernel that has not begun by now may stand behind work that waits for an aborted one.
+      if (std::chrono::steady_clock::now() > begin + longest_hold)
+        for (auto& y : ranks)
+          words_of(as_direct(y)).release_early(as_direct(y).last());
     }
   }
   if (first) // the arenas are kept for good: kernels may still use them
     return first;
+  // Until now a peer's kernel could write to memory that an aborted one has used.
   for (auto& x : ranks)
-    as_direct(x).let_go();
+    words_of(as_direct(x)).release(as_direct(x).last());
   for (auto& x : ranks)
     if (!first)
       first = memory.give_back(as_direct(x).arena());

@@ -35,21 +35,19 @@ public:
   /// @errors errc::device_fault
   caf::error asynchronous_error() noexcept override { return driver_->check(own_.device); }
 
-  /// Tells the kernels, also those that start later, to end at once. A launch may wait for them:
-  /// while a thread frees pinned memory, CUDA waits for the device, and lets nothing be launched on
-  /// it.
-  void on_closed() noexcept override { own_.words->aborted.store(1, std::memory_order_release); }
-
-  const direct_arena& arena() const noexcept { return own_; }
-  /// Returns whether every kernel that was launched has ended, except captured ones.
-  bool is_idle() const noexcept {
-    const auto last = launched_.load();
-    return own_.words->ended.load(std::memory_order_acquire) == last ||
-           own_.words->stopped.load(std::memory_order_acquire) == last;
+  /// Tells the kernels to end at once. A launch may wait for them: while a thread frees pinned
+  /// memory, CUDA waits for the device, and lets nothing be launched on it. If it is called again,
+  /// a launch also waits for work that is behind the kernels, which is released.
+  void on_closed() noexcept override {
+    if (abort())
+      own_.words->release_early(last());
   }
-  /// Lets go on what waits behind its kernels. All ranks must be idle: until then a peer's kernel
-  /// may write to memory that an aborted one has used.
-  void let_go() noexcept { own_.words->ended.store(launched_.load(), std::memory_order_release); }
+
+  /// The same the first time. Returns whether the kernels have been told before.
+  bool abort() noexcept { return own_.words->aborted.exchange(1, std::memory_order_release) != 0; }
+  const direct_arena& arena() const noexcept { return own_; }
+  /// Returns the number of the last kernel that was launched, except captured ones.
+  std::uint32_t last() const noexcept { return launched_.load(); }
 
 private:
   class launcher;
