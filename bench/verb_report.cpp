@@ -25,7 +25,7 @@ double busbw(const cell& x, double us, std::size_t ranks) {
   return algbw(x, us) * find_verb(x.what)->bus_factor(ranks);
 }
 
-/// What a limit is for: some of the contestants' ratios.
+/// Some of the ratios of a run, for which there is a limit.
 struct selection {
   std::string_view way;
   std::string_view mode;

@@ -357,7 +357,7 @@ public:
   }
 
   /// Called before the rank is aborted or destroyed, when no operation on it can succeed any more:
-  /// those that were not over have failed. A lane may still be in a call on the rank, which may
+  /// all that were not over have failed. A lane may still be in a call on the rank, which may
   /// wait for the rank's kernels. So a backend that can end its kernels does it here. Called again
   /// if a lane stays in its call.
   /// @thread any

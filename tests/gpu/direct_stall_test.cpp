@@ -23,17 +23,32 @@ namespace {
 using namespace std::chrono_literals;
 using clock = std::chrono::steady_clock;
 
+class DirectStall : public ::testing::Test {
+protected:
+  void SetUp() override {
+    TROUPE_NEEDS_GPUS(2);
+    cfg_ = std::make_unique<config>();
+    cfg_->use_backend(with_faults(must(make_cuda_backend()), plan));
+    sys_ = std::make_unique<caf::actor_system>(*cfg_);
+  }
+
+  world open(std::chrono::milliseconds stall_limit) {
+    world_config how{.devices = {0, 1}, .collectives = collectives_policy::direct};
+    how.limits.stall_limit = stall_limit;
+    return must(world::open(*sys_, how));
+  }
+
+  const std::shared_ptr<fault_plan> plan = std::make_shared<fault_plan>();
+
+private:
+  std::unique_ptr<config> cfg_;
+  std::unique_ptr<caf::actor_system> sys_;
+};
+
 /// While a thread frees pinned memory, CUDA waits for the device, and lets nothing be launched on
 /// it: a lane cannot leave its call before the kernels of the stalled sum have ended.
-TEST(DirectStall, EndsWhereLaunchesWaitForItsKernels) {
-  TROUPE_NEEDS_GPUS(2);
-  const auto plan = std::make_shared<fault_plan>();
-  config cfg;
-  cfg.use_backend(with_faults(must(make_cuda_backend()), plan));
-  caf::actor_system sys{cfg};
-  world_config how{.devices = {0, 1}, .collectives = collectives_policy::direct};
-  how.limits.stall_limit = 300ms;
-  auto w = must(world::open(sys, how));
+TEST_F(DirectStall, EndsWhereLaunchesWaitForItsKernels) {
+  auto w = open(300ms);
   auto refs = must(w.allocate<float>(1000));
   auto next = must(w.allocate<float>(1000));
   for (std::size_t rank = 0; rank < w.size(); ++rank) {
@@ -72,15 +87,8 @@ TEST(DirectStall, EndsWhereLaunchesWaitForItsKernels) {
 }
 
 /// The second kernel waits for the fill, and the fill for the first one, which is aborted.
-TEST(DirectStall, EndsWhereOtherWorkIsBetweenItsKernels) {
-  TROUPE_NEEDS_GPUS(2);
-  const auto plan = std::make_shared<fault_plan>();
-  config cfg;
-  cfg.use_backend(with_faults(must(make_cuda_backend()), plan));
-  caf::actor_system sys{cfg};
-  world_config how{.devices = {0, 1}, .collectives = collectives_policy::direct};
-  how.limits.stall_limit = 200ms;
-  auto w = must(world::open(sys, how));
+TEST_F(DirectStall, EndsWhereOtherWorkIsBetweenItsKernels) {
+  auto w = open(200ms);
   auto refs = must(w.allocate<float>(std::size_t{1} << 20, {true}));
   plan->add({fault::not_issued, verb::collective, 1});
   auto first = w.all_reduce(refs);
