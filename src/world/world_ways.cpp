@@ -1,4 +1,5 @@
 /// `world_core`: which way a request goes, and NCCL's communicator beside a direct one.
+#include "collective/connect_beside.hpp"
 #include "operation/admission_lock.hpp"
 #include "world/world_core.hpp"
 
@@ -70,23 +71,30 @@ void world_core::build_beside(std::function<void(const caf::error&)> done) {
     epoch = ++last_epoch_;
     members = members_without(lock, {});
   }
-  runtime_->workers().run([self = shared_from_this(), epoch, members = std::move(members),
-                           done = std::move(done)] {
-    auto built = self->build_of(self->ranks_without({}), collective_way::nccl);
-    if (!built)
-      return done(self->end_on_fault(built.error()));
-    auto target = self->adopt_beside(epoch, members, std::move(*built));
-    if (!target)
-      return done(make_error(errc::membership_changed,
-                             "the world changed before this communicator was built"));
-    self->connect(target, connect_scope::everything, [self, target, done](const caf::error& why) {
-      if (!why)
-        return done(self->open_beside(target) ? caf::error{} : target->dead());
-      self->drop_beside(target);
-      target->end(why); // the next one must not find it on its lanes
-      done(why);
-    });
-  });
+  runtime_->workers().run(
+      [self = shared_from_this(), epoch, members = std::move(members), done = std::move(done)] {
+        auto& backend = self->runtime_->backend();
+        const auto id = backend.make_communicator_id();
+        if (!id)
+          return done(self->end_on_fault(id.error()));
+        auto built = backend.build(*id, static_cast<int>(members.size()), self->ranks_without({}));
+        if (!built)
+          return done(self->end_on_fault(built.error()));
+        auto target = self->adopt_beside(epoch, members, std::move(*built));
+        if (!target)
+          return done(make_error(errc::membership_changed,
+                                 "the world changed before this communicator was built"));
+        const auto open = [self, target, done](const caf::error& why) {
+          if (!why)
+            return done(self->open_beside(target) ? caf::error{} : target->dead());
+          self->drop_beside(target);
+          target->end(why);
+          done(why);
+        };
+        if (auto error = connect_beside(backend, target, *id, self->limits_.connect_limit))
+          return open(self->end_on_fault(error));
+        self->give_access(target, open);
+      });
 }
 
 /// Returns null if the world has changed since the build began.

@@ -238,16 +238,34 @@ TEST_F(Ways, GoOnWhereTheOtherOneStandsStill) {
   EXPECT_NE(w.status().epoch, status.epoch);
 }
 
+TEST_F(Ways, GoOnWhileNcclIsConnected) {
+  TROUPE_HOST_ONLY("a fault plan");
+  auto w = open();
+  plan_->add({.kind = fault::block, .on = verb::connect, .device = 1});
+  auto waits = w.all_reduce(many_, reduce_op::sum);
+  ASSERT_TRUE(plan_->wait_injected(fault::block, 1, 20s));
+  for (int i = 0; i < 10; ++i)
+    EXPECT_EQ(way_of(answer_of(w.barrier())), collective_way::direct);
+  EXPECT_FALSE(waits.ready());
+  plan_->release();
+  EXPECT_EQ(way_of(answer_of(waits)), collective_way::nccl);
+}
+
 TEST_F(Ways, GoOnWhereNcclCannotBeBuilt) {
   TROUPE_HOST_ONLY("a fault plan");
   auto config = both_ways();
   config.limits.restart_backoff = 1ms;
+  config.limits.connect_limit = 100ms;
   auto w = open(config);
-  plan_->add({.kind = fault::fail, .on = verb::build, .times = 3});
+  plan_->add({.kind = fault::fail, .on = verb::build, .times = 2});
+  plan_->add({.kind = fault::fail, .on = verb::connect, .device = 1, .times = 2});
+  plan_->add({.kind = fault::block, .on = verb::connect, .device = 2, .first = 3});
   auto waits = w.all_reduce(many_, reduce_op::sum);
   EXPECT_TRUE(is_ok(answer_of(w.all_reduce(few_, reduce_op::sum))));
-  EXPECT_TRUE(is_ok(answer_of(waits))); // at the fourth attempt
+  ASSERT_TRUE(plan_->wait_injected(fault::block, 1, 20s));
+  EXPECT_TRUE(is_ok(answer_of(waits))); // at last
   EXPECT_EQ(w.status().phase, world_phase::ready);
+  plan_->release();
 }
 
 TEST_F(Ways, AreBackAfterAReset) {

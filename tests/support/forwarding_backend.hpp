@@ -113,6 +113,9 @@ public:
   caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
     return inner_->open(ordinal);
   }
+  caf::expected<std::unique_ptr<backend_device>> open_beside(int ordinal) noexcept override {
+    return inner_->open_beside(ordinal);
+  }
   caf::expected<peer_link> link(int from, int to) noexcept override {
     return inner_->link(from, to);
   }
