@@ -358,8 +358,7 @@ public:
 
   /// Called before the rank is aborted or destroyed, when no operation on it can succeed any more:
   /// all that were not over have failed. A lane may still be in a call on the rank, which may
-  /// wait for the rank's kernels. So a backend that can end its kernels does it here. Called again
-  /// if a lane stays in its call.
+  /// wait for the rank's kernels. So a backend that can end its kernels does it here.
   /// @thread any
   virtual void on_closed() noexcept {}
 

@@ -213,10 +213,7 @@ std::vector<std::size_t> communicator::ranks_inside() const {
 bool communicator::wait_until_quiet() noexcept {
   wait_until([this] { return visitors_.load() == 0 || runtime_->ended(); });
   auto quiet = [this] { return ranks_inside().empty() || runtime_->ended(); };
-  const auto patience = quiet_limit_ / 4;
-  if (!wait_until(quiet, patience))
-    note_closed(); // the call may wait for what is behind the kernels
-  if (!wait_until(quiet, quiet_limit_ - patience)) {
+  if (!wait_until(quiet, quiet_limit_)) {
     const auto what = "the lane did not return from a call on a communicator that ended (" +
                       describe(dead()) + ")";
     auto ranks = ranks_inside();

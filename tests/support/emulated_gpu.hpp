@@ -51,6 +51,9 @@ inline std::atomic<unsigned> stores_between_delays = 0;
 /// If set, the last thread of each block looks rarely at what it waits for.
 inline std::atomic<bool> last_threads_look_rarely = false;
 
+/// The clock of all GPUs. @units ns
+inline std::atomic<std::uint64_t> emulated_nanoseconds = 0;
+
 struct emulated_grid {
   unsigned x = 1;
   unsigned y = 1;
@@ -114,6 +117,8 @@ inline void pause() {
   else
     std::this_thread::yield();
 }
+
+inline std::uint64_t nanoseconds() { return troupe::testing::emulated_nanoseconds; }
 
 template <class T> std::atomic_ref<T> as_atomic(const T* x) {
   return std::atomic_ref<T>{const_cast<T&>(*x)};

@@ -36,7 +36,7 @@ template <class F> void with_type(dtype type, F f) {
 class emulated_ranks {
 public:
   explicit emulated_ranks(unsigned size, std::uint32_t first_number = 0)
-      : ended_(size), stopped_(size), kernels_(size), first_(first_number) {
+      : words_(size), first_(first_number) {
     for (unsigned rank = 0; rank < size; ++rank) {
       arenas_.emplace_back(static_cast<detail::direct::arena*>(
           ::operator new(sizeof(detail::direct::arena), align)));
@@ -64,31 +64,41 @@ public:
 
   detail::direct::plane at(unsigned rank) {
     detail::direct::plane result{};
-    for (unsigned i = 0; i < size(); ++i)
+    for (unsigned i = 0; i < size(); ++i) {
       result.at[i] = arenas_[i].get();
-    result.ended = &ended_[rank];
-    result.stopped = &stopped_[rank];
+      result.words[i] = &words_[i];
+    }
+    result.ended = &words_[rank].ended;
+    result.aborted = &words_[0].aborted;
     result.first = first_;
-    result.aborted = &aborted_;
     result.rank = rank;
     result.size = size();
     return result;
   }
 
+  /// Counts a kernel of a rank as launched. Returns its number.
+  std::uint32_t launch(unsigned rank) {
+    return detail::direct::gpu::add(&words_[rank].launched, 1) + 1;
+  }
+
   /// Runs a kernel of one rank, behind its former ones.
   template <class Kernel> void run(unsigned rank, const emulated_grid& grid, Kernel kernel) {
     auto p = at(rank);
-    p.number = ++kernels_[rank];
+    p.number = launch(rank);
     run_emulated(grid, [&](void* shared) { kernel(p, shared); });
-    EXPECT_TRUE(ended_[rank] == p.number || stopped_[rank] == p.number);
+    EXPECT_EQ(ended(rank), p.number);
   }
 
-  /// Returns the number of the last kernel that has done all.
-  std::uint32_t ended(unsigned rank) const { return detail::direct::gpu::load(&ended_[rank]); }
-  /// Returns the number of the last kernel that was aborted.
-  std::uint32_t stopped(unsigned rank) const { return detail::direct::gpu::load(&stopped_[rank]); }
+  /// Returns the number of the last kernel that has ended.
+  std::uint32_t ended(unsigned rank) const {
+    return detail::direct::gpu::load(&words_[rank].ended);
+  }
+  /// Returns whether a kernel was aborted.
+  bool stopped(unsigned rank) const {
+    return detail::direct::gpu::load(&words_[rank].stopped) != 0;
+  }
 
-  void abort() { detail::direct::gpu::store(&aborted_, 1); }
+  void abort() { detail::direct::gpu::store(&words_[0].aborted, 1); }
 
 private:
   static constexpr std::align_val_t align{alignof(detail::direct::arena)};
@@ -97,11 +107,8 @@ private:
   };
 
   std::vector<std::unique_ptr<detail::direct::arena, freed>> arenas_;
-  std::vector<std::uint32_t> ended_;
-  std::vector<std::uint32_t> stopped_;
-  std::vector<std::uint32_t> kernels_;
+  std::vector<detail::direct::device_words> words_;
   const std::uint32_t first_;
-  std::uint32_t aborted_ = 0;
 };
 
 /// Runs the launches of one rank on host threads, one after the other, each with few threads.
@@ -119,7 +126,7 @@ public:
     return {};
   }
 
-  caf::error pull(dtype type, unsigned channels, unsigned,
+  caf::error pull(dtype type, unsigned channels,
                   const detail::direct::reduce_arguments& a) override {
     all_.run(rank_, {channels, 1, reducing_threads}, [&](const auto& p, void* shared) {
       with_type(type, [&]<class T>(T) {

@@ -17,12 +17,15 @@
 
 namespace troupe::detail::direct {
 
+/// Returns whether the kernels are to end.
+TROUPE_DEVICE bool is_aborted(const plane& p) { return gpu::load(p.aborted) != 0; }
+
 /// Waits until `f` returns true. Returns false if the kernels are to end.
 template <class F> TROUPE_DEVICE bool wait_until(const plane& p, F f) {
   for (unsigned looks = 0; !f(); gpu::pause())
     if (++looks == gpu::looks_before_abort_check) {
       looks = 0;
-      if (gpu::load(p.aborted) != 0)
+      if (is_aborted(p))
         return false;
     }
   return true;
@@ -136,17 +139,34 @@ TROUPE_DEVICE bool begin_kernel(const plane& p) {
   return !gpu::sync_or(gpu::load(&own(p).broken) != 0);
 }
 
-/// Called by all threads at the end of a kernel. The last block reports the end of the kernel, and
-/// whether one of its blocks was aborted. `alive`: this one was not; the same for all its threads.
+/// Returns whether no kernel of a rank that has begun may still write to memory of peers' users,
+/// once the kernels are to end: those that begin later do not.
+TROUPE_DEVICE bool is_quiet(const device_words& x) {
+  return gpu::load(&x.stopped) != 0 || gpu::load(&x.ended) == gpu::load(&x.launched);
+}
+
+/// Keeps an aborted kernel, and so all that is behind it in its stream, while kernels of peers may
+/// write to its memory. By one thread, after all other blocks.
+TROUPE_DEVICE void stay(const plane& p) {
+  gpu::store(&p.words[p.rank]->stopped, 1);
+  const std::uint64_t begin = gpu::nanoseconds();
+  for (unsigned peer = 0; peer < p.size; ++peer)
+    while (!is_quiet(*p.words[peer]) && gpu::nanoseconds() - begin < longest_stay)
+      gpu::pause();
+}
+
+/// Called by all threads at the end of a kernel. The last block reports the end of the kernel.
+/// `aborted`: this block was; the same for all its threads. One that `begin_kernel` kept from
+/// running was not: no peer has met it.
 ///
 /// The results are in memory of this device, which kernels, copies and peers reach through its L2
 /// cache: a fence for the device is enough. One for the system takes 1.3 us longer.
-TROUPE_DEVICE void end_kernel(const plane& p, bool alive) {
+TROUPE_DEVICE void end_kernel(const plane& p, bool aborted) {
   gpu::sync();
   if (gpu::thread() != 0)
     return;
   arena& mine = own(p);
-  if (!alive) {
+  if (aborted) {
     gpu::store(&mine.broken, 1);
     gpu::fence_system(); // it may have written to memory of peers' users, who use it again now
   }
@@ -154,15 +174,17 @@ TROUPE_DEVICE void end_kernel(const plane& p, bool alive) {
   const std::uint32_t blocks = gpu::grid_x() * gpu::grid_y();
   if (blocks > 1) {
     constexpr std::uint32_t one_aborted = 1 << 16; // more than there are blocks
-    const std::uint32_t over = gpu::add(&mine.blocks_over, alive ? 1 : 1 + one_aborted);
+    const std::uint32_t over = gpu::add(&mine.blocks_over, aborted ? 1 + one_aborted : 1);
     if (over % one_aborted != blocks - 1)
       return;
-    alive = alive && over < one_aborted;
+    aborted = aborted || over >= one_aborted;
     gpu::store(&mine.blocks_over, 0);
     gpu::fence_device();
   }
+  if (aborted)
+    stay(p);
   if (p.ended != nullptr)
-    gpu::store(alive ? p.ended : p.stopped, p.number);
+    gpu::store(p.ended, p.number);
 }
 
 /// A range of what all channels, or all ranks, do together.

@@ -54,9 +54,6 @@ constexpr unsigned kernels_at_once = 4;
 constexpr std::chrono::microseconds between_looks{20};
 /// How often a device is asked for a fault meanwhile.
 constexpr int looks_before_check = 500;
-/// How long work behind aborted kernels is held while kernels are not over. Those that have begun
-/// end sooner: they look for the abort, and no copy between two looks takes that long.
-constexpr std::chrono::milliseconds longest_hold{20};
 
 caf::error check_ranks(std::span<const local_rank> ranks, int device_count) {
   if (ranks.empty() || ranks.size() > direct::most_ranks)
@@ -126,7 +123,7 @@ caf::expected<direct_limits> limits_for(std::span<const local_rank> ranks) {
     };
     const auto peers = static_cast<unsigned>(std::max<std::size_t>(ranks.size() - 1, 1));
     at_most(result.few_pull_channels, direct::pulling_blocks, direct::pulling_threads, 1);
-    at_most(result.pull_channels, 2 * direct::pulling_blocks, direct::block_threads, 1);
+    at_most(result.pull_channels, direct::pulling_blocks, direct::pulling_threads, 1);
     at_most(result.push_channels, direct::pushing_blocks, direct::block_threads, 1);
     // A role is a direction of a peer.
     at_most(result.move_channels, direct::moving_blocks, direct::block_threads, 2 * peers);
@@ -162,9 +159,9 @@ public:
     return launch_kernel(push_kernel(type), {channels}, threads, &arguments);
   }
 
-  caf::error pull(dtype type, unsigned channels, unsigned threads,
+  caf::error pull(dtype type, unsigned channels,
                   const direct::reduce_arguments& arguments) override {
-    return launch_kernel(pull_kernel(type), {channels}, threads, &arguments);
+    return launch_kernel(pull_kernel(type), {channels}, direct::pulling_threads, &arguments);
   }
 
   caf::error move(unsigned channels, unsigned threads,
@@ -203,13 +200,15 @@ private:
                            const void* arguments) noexcept {
     auto view = of_.view_;
     if (captures_)
-      view.ended = view.stopped = nullptr;
-    view.number = of_.launched_.load() + 1;
+      view.ended = nullptr;
+    auto& launched = of_.own_.words->launched;
+    view.number = launched.load() + (captures_ ? 0 : 1);
+    launched.store(view.number); // before it can begin
     void* all[] = {&view, const_cast<void*>(arguments)};
     const auto how = captures_ || !of_.starts_early_ ? &launch : &launch_early;
     const auto code = how(which, grid, threads, all, stream_);
-    if (code == cudaSuccess && !captures_)
-      of_.launched_.fetch_add(1);
+    if (code != cudaSuccess && !captures_)
+      launched.store(view.number - 1);
     return check(code, "cuLaunchKernel", of_.own_.device);
   }
 
@@ -237,10 +236,11 @@ caf::error direct_communicator::enqueue(std::span<const collective_call> calls,
     if (auto err = check(driver::is_capturing(on, &captures), "cuStreamIsCapturing", own_.device))
       return err;
     launcher to{*this, on, captures != CU_STREAM_CAPTURE_STATUS_NONE};
-    const auto before = launched_.load();
+    const auto& launched = own_.words->launched;
+    const auto before = launched.load();
     auto err = launch_direct(calls, view_.rank, view_.size, limits_, messages_, to);
-    if (!err && launched_.load() != before)
-      last_ = {&own_.words->ended, launched_.load(), on};
+    if (!err && launched.load() != before)
+      last_ = {&own_.words->ended, launched.load(), on};
     return err;
   });
 }
@@ -287,47 +287,36 @@ build_direct_communicator(std::span<const local_rank> ranks, int device_count,
     direct::plane view{};
     view.size = size;
     view.first = memory->next_first();
-    for (unsigned rank = 0; rank < size; ++rank)
+    for (unsigned rank = 0; rank < size; ++rank) {
       view.at[rank] = arenas[rank].memory;
+      view.words[rank] = for_kernels(arenas[rank].words);
+    }
+    auto& aborted = arenas.front().words->aborted;
+    view.aborted = &for_kernels(arenas.front().words)->aborted;
     communicator_ranks result;
     for (unsigned rank = 0; rank < size; ++rank) {
-      auto& words = *arenas[rank].words;
       view.rank = rank;
-      view.ended = reinterpret_cast<std::uint32_t*>(&words.ended);
-      view.stopped = reinterpret_cast<std::uint32_t*>(&words.stopped);
-      view.aborted = reinterpret_cast<const std::uint32_t*>(&words.aborted);
-      result.push_back(
-          std::make_unique<direct_communicator>(view, arenas[rank], *limits, *early, driver));
+      view.ended = &view.words[rank]->ended;
+      result.push_back(std::make_unique<direct_communicator>(view, arenas[rank], aborted, *limits,
+                                                             *early, driver));
     }
     return result;
   });
 }
 
 caf::error end_direct_communicator(communicator_ranks ranks, direct_memory& memory) noexcept {
-  const auto begin = std::chrono::steady_clock::now();
-  const auto words_of = [](const direct_communicator& x) -> direct_words& {
-    return *x.arena().words;
-  };
   for (auto& x : ranks)
-    as_direct(x).abort();
+    x->on_closed();
   caf::error first;
   for (auto& x : ranks) {
     const auto& rank = as_direct(x);
-    for (int looks = 1; !first && !words_of(rank).idle(rank.last()); ++looks) {
+    for (int looks = 1; !first && !rank.is_idle(); ++looks) {
       std::this_thread::sleep_for(between_looks);
       if (looks % looks_before_check == 0)
         first = memory.fault_of(rank.arena().device);
-      // A kernel that has not begun by now may stand behind work that waits for an aborted one.
-      if (std::chrono::steady_clock::now() > begin + longest_hold)
-        for (auto& y : ranks)
-          words_of(as_direct(y)).release_early(as_direct(y).last());
     }
   }
-  if (first) // the arenas are kept for good: kernels may still use them
-    return first;
-  // Until now a peer's kernel could write to memory that an aborted one has used.
-  for (auto& x : ranks)
-    words_of(as_direct(x)).release(as_direct(x).last());
+  // After an error the arenas are kept for good: kernels may still use them.
   for (auto& x : ranks)
     if (!first)
       first = memory.give_back(as_direct(x).arena());

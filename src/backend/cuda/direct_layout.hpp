@@ -22,11 +22,10 @@ inline constexpr unsigned packet_bytes = 8;    ///< of data
 inline constexpr unsigned packets_at_once = 4; ///< of a traded message, by one thread
 inline constexpr unsigned vector_bytes = 16;   ///< read or written at once
 inline constexpr unsigned block_threads = 512;
-/// Of a pulled reduction that leaves most multiprocessors to kernels of the user.
-inline constexpr unsigned pulling_threads = 1024;
+inline constexpr unsigned pulling_threads = 1024; ///< of a block that pulls
 // Blocks of each kind of kernel that fit on a multiprocessor, by their registers.
 inline constexpr unsigned pushing_blocks = 2;
-inline constexpr unsigned pulling_blocks = 1; ///< of `pulling_threads`; 2 of `block_threads`
+inline constexpr unsigned pulling_blocks = 1;
 inline constexpr unsigned moving_blocks = 2;
 /// A message of this number and of each multiple clears its slot, so that no mark of a former
 /// message is left there when the numbers begin again.
@@ -74,14 +73,35 @@ constexpr std::size_t arena_bytes(unsigned size) noexcept {
   return sizeof(arena) - (most_ranks - size) * sizeof(arena{}.slot[0]);
 }
 
+/// Words in pinned memory by which the kernels of one rank and the host talk. Kernels have numbers,
+/// in the order of their launches; captured ones do not count.
+/// @shape Word: as the GPU or the host accesses them, std::uint32_t or an atomic of it
+template <class Word> struct rank_words {
+  /// The number of the last kernel that has ended, of all communicators that had the words.
+  alignas(64) Word ended{0};
+  /// 1: a kernel was aborted. From then on none writes to memory of peers' users.
+  Word stopped{0};
+  /// The number of the last kernel that was launched, or is being launched.
+  alignas(64) Word launched{0};
+  /// 1: the kernels of all ranks are to end at once. Only the word of rank 0 counts.
+  Word aborted{0};
+};
+using device_words = rank_words<std::uint32_t>;
+
+/// How long an aborted kernel stays at most: a kernel of a peer may begin much later. One that has
+/// begun ends sooner: it looks for an abort before each pulled share and each put message, which
+/// are not larger than this.
+/// @units ns; bytes
+inline constexpr std::uint64_t longest_stay = 50'000'000;
+inline constexpr std::size_t largest_share = std::size_t{512} << 20;
+inline constexpr std::size_t largest_put = std::size_t{128} << 20;
+
 /// One rank's view of its communicator; the first argument of each kernel.
 struct plane {
-  arena* at[most_ranks]; ///< by rank
-  /// In pinned memory: one of them is set to `number` as the kernel ends, `stopped` if it was
-  /// aborted. Null in a captured kernel, which does not count.
-  std::uint32_t* ended;
-  std::uint32_t* stopped;
-  const std::uint32_t* aborted; ///< in pinned memory: not 0 once the kernels are to end at once
+  arena* at[most_ranks];           ///< by rank
+  device_words* words[most_ranks]; ///< by rank
+  std::uint32_t* ended; ///< the rank's word, which is set to `number`; null in a captured kernel
+  const std::uint32_t* aborted; ///< the word of all
   std::uint32_t number;         ///< of the kernel
   /// The number that 0 stands for in `arena::numbers`, far from those of communicators that had the
   /// arenas before: what their kernels wrote to peers may arrive after they have ended.
@@ -111,7 +131,8 @@ struct reduce_arguments {
   const void* in;
   void* out;
   std::size_t count;
-  std::size_t share;        ///< pushed: packets of each channel; pulled: elements of each rank
+  std::size_t share;        ///< pushed: packets of each channel; pulled: elements of each rank's
+                            ///< share, which may be a part of `count` of a reduce_scatter
   std::uint64_t factor;     ///< its first bytes are the element by which `in` is multiplied
   std::uint32_t has_factor; ///< 1: it is
   std::uint32_t targets;    ///< one bit for each rank that gets the result

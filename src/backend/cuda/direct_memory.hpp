@@ -19,31 +19,13 @@
 
 namespace troupe::detail {
 
-/// Words in pinned memory by which the host and the kernels of one rank talk. Kernels have numbers,
-/// in the order of their launches.
-struct direct_words {
-  /// The number of the last kernel that has ended, of all communicators that had the arena. What
-  /// comes behind a kernel waits until this is at least its number, modulo 2^32.
-  alignas(64) std::atomic<std::uint32_t> ended{0};
-  std::atomic<std::uint32_t> stopped{0}; ///< the same of aborted kernels; nothing waits for it
+using direct_words = direct::rank_words<std::atomic<std::uint32_t>>;
+static_assert(sizeof(direct_words) == sizeof(direct::device_words));
 
-  /// Returns whether all kernels up to `last` are over, ended or aborted.
-  bool idle(std::uint32_t last) const noexcept {
-    return ended.load(std::memory_order_acquire) == last ||
-           stopped.load(std::memory_order_acquire) == last;
-  }
-  /// Lets what waits for kernels up to `last` begin although they are not over. `idle` still tells
-  /// when they are: the word gets another number, far behind `last`.
-  void release_early(std::uint32_t last) noexcept {
-    constexpr std::uint32_t far = 1u << 30;
-    for (auto now = ended.load(); now != last && !ended.compare_exchange_weak(now, last + far);) {
-    }
-  }
-  /// The same once they are over.
-  void release(std::uint32_t last) noexcept { ended.store(last, std::memory_order_release); }
-
-  alignas(64) std::atomic<std::uint32_t> aborted{0}; ///< not 0: the kernels are to end
-};
+/// Returns the words as kernels access them.
+inline direct::device_words* for_kernels(direct_words* words) noexcept {
+  return reinterpret_cast<direct::device_words*>(words);
+}
 
 /// The arena of one rank, filled with zeros, and its words.
 struct direct_arena {

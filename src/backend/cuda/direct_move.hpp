@@ -130,11 +130,12 @@ public:
     return alive;
   }
 
-  /// Writes the data to where the receiver wants it. `wanted_at`: in memory of the block.
+  /// Writes the data to where the receiver wants it. `wanted_at`: in memory of the block. As in
+  /// `meet`, a thread looks for an abort in any case.
   TROUPE_DEVICE bool put(const message& x, std::uint64_t& wanted_at) {
     const range share = bytes_of(x, channel_);
     ++number_;
-    bool alive = true;
+    bool alive = gpu::thread() != gpu::threads() - 1 || !is_aborted(p_);
     if (gpu::thread() == 0) {
       alive = receive(p_, &own(p_).wanted_at[peer_][channel_][number_ % slots], number_, wanted_at);
       gpu::fence_system();
@@ -210,7 +211,8 @@ TROUPE_DEVICE void move(const plane& p, const move_arguments<Most>& a, std::uint
   const bool sends = gpu::block_y() < p.size;
   const unsigned peer = gpu::block_y() % p.size;
   channel_end here{p, peer, channel, sends};
-  bool alive = begin_kernel(p);
+  const bool begun = begin_kernel(p);
+  bool alive = begun;
   const bool is_own = peer == p.rank;
   if (alive && is_own && sends)
     copy_to_itself(p, a);
@@ -225,7 +227,7 @@ TROUPE_DEVICE void move(const plane& p, const move_arguments<Most>& a, std::uint
   }
   if (alive && !is_own)
     here.keep();
-  end_kernel(p, alive);
+  end_kernel(p, begun && !alive);
 }
 
 } // namespace troupe::detail::direct

@@ -17,9 +17,10 @@ namespace troupe::detail {
 struct direct_limits {
   std::size_t pushed_reduction = std::size_t{1} << 20; ///< larger ones are pulled. @units bytes
   std::size_t pushed_message = std::size_t{256} << 10; ///< larger ones are put. @units bytes
-  /// Larger pulled reductions have many blocks of `direct::block_threads`; smaller ones have few of
-  /// `direct::pulling_threads`, which leave most multiprocessors to kernels of the user.
-  /// @units bytes of a rank's buffer
+  std::size_t largest_share = direct::largest_share;
+  std::size_t largest_put = direct::largest_put;
+  /// Larger pulled reductions have more blocks. Few leave most multiprocessors to kernels of the
+  /// user. @units bytes of a rank's buffer
   std::size_t pulled_by_few = std::size_t{64} << 20;
   // The blocks of all kernels that may run on a device at the same time must fit on it together.
   unsigned push_channels = direct::most_channels;
@@ -44,7 +45,8 @@ public:
   /// @shape threads: of a block
   [[nodiscard]] virtual caf::error push(dtype type, unsigned channels, unsigned threads,
                                         const direct::reduce_arguments& arguments) = 0;
-  [[nodiscard]] virtual caf::error pull(dtype type, unsigned channels, unsigned threads,
+  /// By blocks of `direct::pulling_threads`.
+  [[nodiscard]] virtual caf::error pull(dtype type, unsigned channels,
                                         const direct::reduce_arguments& arguments) = 0;
   /// @shape messages: at most `direct::many_messages`
   [[nodiscard]] virtual caf::error move(unsigned channels, unsigned threads,

@@ -202,10 +202,11 @@ TROUPE_DEVICE bool swap_packets(const plane& p, const shared_numbers& last, unsi
 }
 
 /// Waits until the kernels of all ranks run, and exchanges the facts. Returns false if the kernels
-/// are to end.
+/// are to end. A peer whose facts are there may have been aborted long ago, so one thread looks for
+/// that in any case, while the others wait.
 template <class T>
 TROUPE_DEVICE bool meet(const plane& p, const reduce_arguments& a, shared_facts<T>& all) {
-  bool alive = true;
+  bool alive = gpu::thread() != gpu::threads() - 1 || !is_aborted(p);
   for (unsigned i = gpu::thread(); alive && i < p.size * facts; i += gpu::threads()) {
     const unsigned rank = i / facts;
     const auto which = static_cast<fact>(i % facts);
@@ -236,7 +237,8 @@ TROUPE_DEVICE void pull_reduce(const plane& p, const reduce_arguments& a, shared
   const unsigned channel = gpu::block_x();
   const unsigned me = gpu::thread();
   all.numbers.load_from(p, channel);
-  bool alive = begin_kernel(p) && meet(p, a, all);
+  const bool begun = begin_kernel(p);
+  bool alive = begun && meet(p, a, all);
   if (alive) {
     all.numbers.end_messages(p, channel, 1, true);
     if (a.scatters != 0) { // the result goes to this rank alone, at the place of its block
@@ -245,7 +247,7 @@ TROUPE_DEVICE void pull_reduce(const plane& p, const reduce_arguments& a, shared
       gpu::sync();
     }
     pulled<T, Unrolled>{p, a, all.ins, all.outs, all.scale}.run(
-        a.scatters != 0 ? range{p.rank * a.count, (p.rank + 1) * a.count}
+        a.scatters != 0 ? range{p.rank * a.count, p.rank * a.count + a.share}
                         : range_of(a.count, p.rank, a.share));
     alive = part(p, all);
   }
@@ -253,7 +255,7 @@ TROUPE_DEVICE void pull_reduce(const plane& p, const reduce_arguments& a, shared
     all.numbers.end_messages(p, channel, 2, true);
     all.numbers.note_mutual(p, channel, 2);
   }
-  end_kernel(p, alive);
+  end_kernel(p, begun && !alive);
 }
 
 } // namespace troupe::detail::direct

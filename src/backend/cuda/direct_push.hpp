@@ -108,7 +108,8 @@ TROUPE_DEVICE void push_reduce(const plane& p, const reduce_arguments& a, shared
   const bool receives = block.is_target(p.rank);
   // Loaded at the same time as the numbers.
   std::uint64_t data = share.begin + me < share.end ? block.own_data(share.begin + me) : 0;
-  bool alive = begin_kernel(p);
+  const bool begun = begin_kernel(p);
+  bool alive = begun;
   std::uint32_t messages = 0;
   for (std::size_t base = share.begin; alive && base < share.end; base += slot_packets) {
     ++messages;
@@ -130,7 +131,7 @@ TROUPE_DEVICE void push_reduce(const plane& p, const reduce_arguments& a, shared
     if (receives)
       keep_received(p, me, channel, last.received[me] + messages);
   }
-  end_kernel(p, alive);
+  end_kernel(p, begun && !alive);
 }
 
 } // namespace troupe::detail::direct

@@ -163,12 +163,11 @@ TROUPE_DEVICE void trade(const plane& p, const move_arguments<Most>& a, shared_n
   last.load_from(p, gpu::block_x());
   trade_part part{p, a};
   part.load_first();
-  bool alive = begin_kernel(p);
-  alive = alive && part.run(last);
-  alive = !gpu::sync_or(!alive);
+  const bool begun = begin_kernel(p);
+  const bool alive = !gpu::sync_or(!(begun && part.run(last)));
   if (alive)
     part.keep();
-  end_kernel(p, alive);
+  end_kernel(p, begun && !alive);
   if (alive)
     part.free_slot();
 }
