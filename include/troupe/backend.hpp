@@ -386,7 +386,7 @@ public:
   open(int ordinal) noexcept = 0;
 
   /// Opens another object for a device that is open, with memory, streams and events of its own and
-  /// driven by another thread. No two threads drive communicators of one device at the same time.
+  /// driven by another thread. Different threads drive different communicators.
   /// @errors as `open`; errc::not_supported
   [[nodiscard]] virtual caf::expected<std::unique_ptr<backend_device>>
   open_beside(int ordinal) noexcept {

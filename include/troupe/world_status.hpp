@@ -142,7 +142,8 @@ struct world_limits {
   /// limit, so a collective that stands still does not end by itself.
   std::chrono::nanoseconds stall_limit = std::chrono::seconds{30};
   /// Time limit to make the connections, once the devices have reached them; the devices do nothing
-  /// else meanwhile. After it, a rank that is still inside NCCL does not return (`quiet_limit`).
+  /// else meanwhile, except where NCCL is beside direct collectives. After it, a rank that is still
+  /// inside NCCL does not return (`quiet_limit`).
   std::chrono::nanoseconds connect_limit = std::chrono::seconds{10};
   /// Time limit for every lane to leave a communicator that ended. A lane that does not is stuck.
   std::chrono::milliseconds quiet_limit{100};

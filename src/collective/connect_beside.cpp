@@ -2,8 +2,8 @@
 
 #include "collective/communicator.hpp"
 #include "foundation/fair_limit.hpp"
-#include "foundation/start_thread.hpp"
 #include "lane/lane.hpp"
+#include "runtime/runtime.hpp"
 
 #include <condition_variable>
 #include <cstddef>
@@ -14,6 +14,9 @@
 namespace troupe::detail {
 
 namespace {
+
+/// How long a thread may stay in a call that was called off. NCCL may load code in it.
+constexpr std::chrono::seconds leaving_limit{30};
 
 /// A rank's device, opened once more, and a stream of it.
 struct connecting_device {
@@ -56,17 +59,23 @@ public:
     changed_.notify_all();
   }
 
-  /// Waits until all threads have left, or one has an error. Returns the first one.
-  caf::error wait(std::chrono::nanoseconds limit) {
+  /// Waits until all threads have left, one has an error, or the communicator has ended. Returns
+  /// the first error.
+  caf::error wait(fair_limit limit, const communicator& target) {
     std::unique_lock lock{mutex_};
-    if (fair_limit left{limit};
-        !left.wait(changed_, lock, [this] { return running_ == 0 || first_; }))
-      note(make_error(
-          errc::unavailable,
-          "a communicator was not connected within " +
-              std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(limit).count()) +
-              " ms"));
+    while (running_ > 0 && !first_ && target.live() && !limit.over())
+      changed_.wait_until(lock, limit.next());
+    if (running_ > 0 && !first_)
+      first_ = target.live()
+                   ? make_error(errc::unavailable, "a communicator was not connected in time")
+                   : target.dead();
+    changed_.notify_all();
     return first_;
+  }
+
+  bool wait_until_left(fair_limit limit) {
+    std::unique_lock lock{mutex_};
+    return limit.wait(changed_, lock, [this] { return running_ == 0; });
   }
 
 private:
@@ -83,8 +92,7 @@ private:
 };
 
 void connect_rank(backend& on, communicator& target, std::size_t index, meeting& with) {
-  auto& lane = *target.lanes()[index];
-  auto own = open_beside(on, lane.state().ordinal());
+  auto own = open_beside(on, target.lanes()[index]->state().ordinal());
   if (!with.arrive(own ? caf::error{} : own.error()))
     return with.leave({});
   auto error = target.call_from_outside(target.local_ranks()[index], [&](auto& rank) {
@@ -96,19 +104,25 @@ void connect_rank(backend& on, communicator& target, std::size_t index, meeting&
 
 } // namespace
 
-caf::error connect_beside(backend& on, const std::shared_ptr<communicator>& target,
+caf::error connect_beside(runtime& owner, const std::shared_ptr<communicator>& target,
                           const communicator_id& id, std::chrono::nanoseconds limit) {
+  // The calls of two communicators on different devices could wait for each other.
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock{one_at_a_time};
+  auto& backend = owner.backend();
   const auto ranks = target->lanes().size();
   const auto with = std::make_shared<meeting>(ranks);
   for (std::size_t i = 0; i < ranks; ++i)
-    if (auto error =
-            start_detached_thread([&on, target, i, with] { connect_rank(on, *target, i, *with); },
-                                  "to connect a communicator"))
-      with->leave(error);
-  auto result = with->wait(limit);
-  if (result)
-    on.call_off(id);
-  return result;
+    owner.workers().run([&backend, target, i, with] { connect_rank(backend, *target, i, *with); });
+  auto result = with->wait(fair_limit{limit}, *target);
+  if (!result)
+    return {};
+  backend.call_off(id);
+  if (with->wait_until_left(fair_limit{leaving_limit}))
+    return result;
+  return owner.end_everything(
+      make_error(errc::lane_stuck, "a thread did not return from connecting a communicator (" +
+                                       describe(result) + ")"));
 }
 
 } // namespace troupe::detail

@@ -88,10 +88,10 @@ void world_core::build_beside(std::function<void(const caf::error&)> done) {
           if (!why)
             return done(self->open_beside(target) ? caf::error{} : target->dead());
           self->drop_beside(target);
-          target->end(why);
+          target->discard(); // calls on it may have failed
           done(why);
         };
-        if (auto error = connect_beside(backend, target, *id, self->limits_.connect_limit))
+        if (auto error = connect_beside(*self->runtime_, target, *id, self->limits_.connect_limit))
           return open(self->end_on_fault(error));
         self->give_access(target, open);
       });

@@ -15,6 +15,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -263,9 +264,10 @@ TEST_F(Ways, GoOnWhereNcclCannotBeBuilt) {
   auto waits = w.all_reduce(many_, reduce_op::sum);
   EXPECT_TRUE(is_ok(answer_of(w.all_reduce(few_, reduce_op::sum))));
   ASSERT_TRUE(plan_->wait_injected(fault::block, 1, 20s));
+  std::this_thread::sleep_for(2 * config.limits.connect_limit);
+  plan_->release();
   EXPECT_TRUE(is_ok(answer_of(waits))); // at last
   EXPECT_EQ(w.status().phase, world_phase::ready);
-  plan_->release();
 }
 
 TEST_F(Ways, AreBackAfterAReset) {

@@ -83,7 +83,10 @@ struct alignas(16) vector {
   std::uint64_t words[2];
 };
 
-inline constexpr unsigned looks_before_abort_check = 20;
+inline constexpr unsigned warp = 32;
+inline constexpr unsigned looks_before_stop_check = 4;
+inline constexpr unsigned looks_of_first_warp = 20;
+inline constexpr unsigned looks_of_other_warps = 100;
 
 inline troupe::testing::emulated_thread& self() { return troupe::testing::this_gpu_thread; }
 
@@ -111,6 +114,7 @@ inline bool sync_or(bool x) {
 // Stores release and loads acquire, so that no fence is needed.
 inline void fence_device() {}
 inline void fence_system() {}
+inline void fence_total() {}
 inline void pause() {
   if (troupe::testing::last_threads_look_rarely && thread() + 1 == threads())
     std::this_thread::sleep_for(std::chrono::milliseconds{20});

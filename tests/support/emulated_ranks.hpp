@@ -36,7 +36,7 @@ template <class F> void with_type(dtype type, F f) {
 class emulated_ranks {
 public:
   explicit emulated_ranks(unsigned size, std::uint32_t first_number = 0)
-      : words_(size), first_(first_number) {
+      : ended_(size), first_(first_number) {
     for (unsigned rank = 0; rank < size; ++rank) {
       arenas_.emplace_back(static_cast<detail::direct::arena*>(
           ::operator new(sizeof(detail::direct::arena), align)));
@@ -64,41 +64,32 @@ public:
 
   detail::direct::plane at(unsigned rank) {
     detail::direct::plane result{};
-    for (unsigned i = 0; i < size(); ++i) {
+    for (unsigned i = 0; i < size(); ++i)
       result.at[i] = arenas_[i].get();
-      result.words[i] = &words_[i];
-    }
-    result.ended = &words_[rank].ended;
-    result.aborted = &words_[0].aborted;
+    result.ended = &ended_[rank];
+    result.aborted = &aborted_;
     result.first = first_;
     result.rank = rank;
     result.size = size();
     return result;
   }
 
-  /// Counts a kernel of a rank as launched. Returns its number.
-  std::uint32_t launch(unsigned rank) {
-    return detail::direct::gpu::add(&words_[rank].launched, 1) + 1;
-  }
-
   /// Runs a kernel of one rank, behind its former ones.
   template <class Kernel> void run(unsigned rank, const emulated_grid& grid, Kernel kernel) {
     auto p = at(rank);
-    p.number = launch(rank);
+    p.number = ended(rank) + 1;
     run_emulated(grid, [&](void* shared) { kernel(p, shared); });
     EXPECT_EQ(ended(rank), p.number);
   }
 
   /// Returns the number of the last kernel that has ended.
-  std::uint32_t ended(unsigned rank) const {
-    return detail::direct::gpu::load(&words_[rank].ended);
-  }
-  /// Returns whether a kernel was aborted.
+  std::uint32_t ended(unsigned rank) const { return detail::direct::gpu::load(&ended_[rank]); }
+  /// Returns whether a kernel of the rank was aborted.
   bool stopped(unsigned rank) const {
-    return detail::direct::gpu::load(&words_[rank].stopped) != 0;
+    return detail::direct::gpu::load(&arenas_[rank]->stopped[rank]) != 0;
   }
 
-  void abort() { detail::direct::gpu::store(&words_[0].aborted, 1); }
+  void abort() { detail::direct::gpu::store(&aborted_, 1); }
 
 private:
   static constexpr std::align_val_t align{alignof(detail::direct::arena)};
@@ -107,8 +98,9 @@ private:
   };
 
   std::vector<std::unique_ptr<detail::direct::arena, freed>> arenas_;
-  std::vector<detail::direct::device_words> words_;
+  std::vector<std::uint32_t> ended_;
   const std::uint32_t first_;
+  std::uint32_t aborted_ = 0;
 };
 
 /// Runs the launches of one rank on host threads, one after the other, each with few threads.

@@ -15,9 +15,12 @@ namespace troupe::detail::direct::gpu {
 
 using vector = uint4;
 
-/// The number of looks at device memory between two looks at `plane::aborted`, which take longer.
-/// So many take about 0.1 ms.
-inline constexpr unsigned looks_before_abort_check = 500;
+inline constexpr unsigned warp = 32;
+// The numbers of looks at device memory between two others, which are multiples of the first. 500
+// looks take about 0.1 ms.
+inline constexpr unsigned looks_before_stop_check = 64;
+inline constexpr unsigned looks_of_first_warp = 512;
+inline constexpr unsigned looks_of_other_warps = 16384;
 
 TROUPE_DEVICE unsigned thread() { return threadIdx.x; }
 TROUPE_DEVICE unsigned threads() { return blockDim.x; }
@@ -36,6 +39,8 @@ TROUPE_DEVICE void wait_for_stream() {
 // CUDA's own fences are sequentially consistent, which takes longer.
 TROUPE_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 TROUPE_DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+/// In one order with those of all other devices.
+TROUPE_DEVICE void fence_total() { asm volatile("fence.sc.sys;" ::: "memory"); }
 TROUPE_DEVICE void pause() {}
 TROUPE_DEVICE std::uint64_t nanoseconds() {
   std::uint64_t x;

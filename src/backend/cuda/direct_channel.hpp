@@ -4,8 +4,9 @@
 /// functions of namespace `gpu`, which direct.cu defines for the device and the tests for host
 /// threads.
 ///
-/// Every wait looks at `plane::aborted` from time to time. A block that has seen it writes nothing
-/// to memory of the user any more, and its channels are not used again.
+/// Every wait looks at `arena::stop` from time to time, and more rarely at `plane::aborted`. A
+/// block that was told to end writes nothing to memory of the user any more, and its channels are
+/// not used again.
 #pragma once
 
 #include "backend/cuda/direct_layout.hpp"
@@ -17,24 +18,25 @@
 
 namespace troupe::detail::direct {
 
-/// Returns whether the kernels are to end.
-TROUPE_DEVICE bool is_aborted(const plane& p) { return gpu::load(p.aborted) != 0; }
+TROUPE_DEVICE arena& own(const plane& p) { return *p.at[p.rank]; }
 
-/// Waits until `f` returns true. Returns false if the kernels are to end.
+/// Returns whether a kernel of some rank was aborted.
+TROUPE_DEVICE bool is_stopped(const plane& p) { return gpu::load(&own(p).stop) != 0; }
+
+/// Waits until `f` returns true. Returns false if the kernels are to end. A device does its looks
+/// at pinned memory one after the other, so mainly the first warp of each block looks there.
 template <class F> TROUPE_DEVICE bool wait_until(const plane& p, F f) {
-  for (unsigned looks = 0; !f(); gpu::pause())
-    if (++looks == gpu::looks_before_abort_check) {
-      looks = 0;
-      if (is_aborted(p))
-        return false;
-    }
+  const unsigned before_abort_check =
+      gpu::thread() < gpu::warp ? gpu::looks_of_first_warp : gpu::looks_of_other_warps;
+  for (unsigned looks = 1; !f(); ++looks, gpu::pause())
+    if (looks % gpu::looks_before_stop_check == 0 &&
+        (is_stopped(p) || (looks % before_abort_check == 0 && gpu::load(p.aborted) != 0)))
+      return false;
   return true;
 }
 
 /// The mark has the low 31 bits of the number. It is never 0, as in a cleared packet.
 TROUPE_DEVICE std::uint32_t mark_of(std::uint32_t number) { return number << 1 | 1; }
-
-TROUPE_DEVICE arena& own(const plane& p) { return *p.at[p.rank]; }
 
 // -- channels
 
@@ -133,26 +135,31 @@ TROUPE_DEVICE void acknowledge(const plane& p, unsigned peer, unsigned channel,
   gpu::store(&p.at[peer]->numbers[p.rank][channel].acknowledged, number);
 }
 
-/// Called by all threads at the start of a kernel. Returns false if it must not run: a kernel
-/// before it was aborted, so that its messages could meet others than theirs.
-TROUPE_DEVICE bool begin_kernel(const plane& p) {
-  return !gpu::sync_or(gpu::load(&own(p).broken) != 0);
-}
+/// Called by all threads at the start of a kernel. Returns false if it must not run: a kernel was
+/// aborted, so that its messages could meet others than theirs.
+TROUPE_DEVICE bool begin_kernel(const plane& p) { return !gpu::sync_or(is_stopped(p)); }
 
-/// Returns whether no kernel of a rank that has begun may still write to memory of peers' users,
-/// once the kernels are to end: those that begin later do not.
-TROUPE_DEVICE bool is_quiet(const device_words& x) {
-  return gpu::load(&x.stopped) != 0 || gpu::load(&x.ended) == gpu::load(&x.launched);
+/// Called by one thread of a block before the block writes to memory of peers' users. Returns false
+/// if it must not. Either an aborted kernel of a peer sees that this one may be writing, or this
+/// one sees that the other was aborted: each says so first, and then looks.
+TROUPE_DEVICE bool may_write(const plane& p) {
+  gpu::store(&own(p).writing, 1);
+  gpu::fence_total();
+  return !is_stopped(p);
 }
 
 /// Keeps an aborted kernel, and so all that is behind it in its stream, while kernels of peers may
 /// write to its memory. By one thread, after all other blocks.
 TROUPE_DEVICE void stay(const plane& p) {
-  gpu::store(&p.words[p.rank]->stopped, 1);
+  for (unsigned peer = 0; peer < p.size; ++peer)
+    gpu::store(&p.at[peer]->stopped[p.rank], 1);
+  gpu::fence_total();
   const std::uint64_t begin = gpu::nanoseconds();
   for (unsigned peer = 0; peer < p.size; ++peer)
-    while (!is_quiet(*p.words[peer]) && gpu::nanoseconds() - begin < longest_stay)
+    while (gpu::load(&own(p).stopped[peer]) == 0 && gpu::load(&p.at[peer]->writing) != 0 &&
+           gpu::nanoseconds() - begin < longest_stay)
       gpu::pause();
+  gpu::fence_system();
 }
 
 /// Called by all threads at the end of a kernel. The last block reports the end of the kernel.
@@ -167,7 +174,8 @@ TROUPE_DEVICE void end_kernel(const plane& p, bool aborted) {
     return;
   arena& mine = own(p);
   if (aborted) {
-    gpu::store(&mine.broken, 1);
+    for (unsigned rank = 0; rank < p.size; ++rank)
+      gpu::store(&p.at[rank]->stop, 1);
     gpu::fence_system(); // it may have written to memory of peers' users, who use it again now
   }
   gpu::fence_device();
@@ -183,6 +191,7 @@ TROUPE_DEVICE void end_kernel(const plane& p, bool aborted) {
   }
   if (aborted)
     stay(p);
+  gpu::store(&mine.writing, 0);
   if (p.ended != nullptr)
     gpu::store(p.ended, p.number);
 }

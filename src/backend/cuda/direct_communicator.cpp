@@ -201,14 +201,12 @@ private:
     auto view = of_.view_;
     if (captures_)
       view.ended = nullptr;
-    auto& launched = of_.own_.words->launched;
-    view.number = launched.load() + (captures_ ? 0 : 1);
-    launched.store(view.number); // before it can begin
+    view.number = of_.launched_.load() + 1;
     void* all[] = {&view, const_cast<void*>(arguments)};
     const auto how = captures_ || !of_.starts_early_ ? &launch : &launch_early;
     const auto code = how(which, grid, threads, all, stream_);
-    if (code != cudaSuccess && !captures_)
-      launched.store(view.number - 1);
+    if (code == cudaSuccess && !captures_)
+      of_.launched_.fetch_add(1);
     return check(code, "cuLaunchKernel", of_.own_.device);
   }
 
@@ -236,11 +234,10 @@ caf::error direct_communicator::enqueue(std::span<const collective_call> calls,
     if (auto err = check(driver::is_capturing(on, &captures), "cuStreamIsCapturing", own_.device))
       return err;
     launcher to{*this, on, captures != CU_STREAM_CAPTURE_STATUS_NONE};
-    const auto& launched = own_.words->launched;
-    const auto before = launched.load();
+    const auto before = launched_.load();
     auto err = launch_direct(calls, view_.rank, view_.size, limits_, messages_, to);
-    if (!err && launched.load() != before)
-      last_ = {&own_.words->ended, launched.load(), on};
+    if (!err && launched_.load() != before)
+      last_ = {&own_.words->ended, launched_.load(), on};
     return err;
   });
 }
@@ -287,18 +284,16 @@ build_direct_communicator(std::span<const local_rank> ranks, int device_count,
     direct::plane view{};
     view.size = size;
     view.first = memory->next_first();
-    for (unsigned rank = 0; rank < size; ++rank) {
+    for (unsigned rank = 0; rank < size; ++rank)
       view.at[rank] = arenas[rank].memory;
-      view.words[rank] = for_kernels(arenas[rank].words);
-    }
-    auto& aborted = arenas.front().words->aborted;
-    view.aborted = &for_kernels(arenas.front().words)->aborted;
     communicator_ranks result;
     for (unsigned rank = 0; rank < size; ++rank) {
+      auto& words = *arenas[rank].words;
       view.rank = rank;
-      view.ended = &view.words[rank]->ended;
-      result.push_back(std::make_unique<direct_communicator>(view, arenas[rank], aborted, *limits,
-                                                             *early, driver));
+      view.ended = reinterpret_cast<std::uint32_t*>(&words.ended);
+      view.aborted = reinterpret_cast<const std::uint32_t*>(&words.aborted);
+      result.push_back(
+          std::make_unique<direct_communicator>(view, arenas[rank], *limits, *early, driver));
     }
     return result;
   });

@@ -20,12 +20,11 @@ namespace troupe::detail {
 /// One rank. All ranks are in this process, and their devices have access to each other's memory.
 class direct_communicator final : public backend_communicator {
 public:
-  /// @param aborted the word of all ranks
   direct_communicator(const direct::plane& view, const direct_arena& own,
-                      std::atomic<std::uint32_t>& aborted, const direct_limits& limits,
-                      bool starts_early, shared_driver_access driver) noexcept
-      : view_(view), own_(own), aborted_(aborted), limits_(limits), starts_early_(starts_early),
-        driver_(std::move(driver)) {}
+                      const direct_limits& limits, bool starts_early,
+                      shared_driver_access driver) noexcept
+      : view_(view), own_(own), limits_(limits), starts_early_(starts_early),
+        driver_(std::move(driver)), launched_(own.words->ended.load()) {}
 
   /// Nothing has to be connected.
   caf::error connect(stream_view, connect_scope) noexcept override { return {}; }
@@ -36,14 +35,15 @@ public:
   /// @errors errc::device_fault
   caf::error asynchronous_error() noexcept override { return driver_->check(own_.device); }
 
-  /// Tells the kernels of all ranks to end at once. A launch may wait for them: while a thread
-  /// frees pinned memory, CUDA waits for the device, and lets nothing be launched on it.
-  void on_closed() noexcept override { aborted_.store(1, std::memory_order_release); }
+  /// Tells the kernels, also those that start later, to end at once. A launch may wait for them:
+  /// while a thread frees pinned memory, CUDA waits for the device, and lets nothing be launched on
+  /// it.
+  void on_closed() noexcept override { own_.words->aborted.store(1, std::memory_order_release); }
 
   const direct_arena& arena() const noexcept { return own_; }
   /// Returns whether every kernel that was launched has ended, except captured ones.
   bool is_idle() const noexcept {
-    return own_.words->ended.load(std::memory_order_acquire) == own_.words->launched.load();
+    return own_.words->ended.load(std::memory_order_acquire) == launched_.load();
   }
 
 private:
@@ -51,12 +51,12 @@ private:
 
   const direct::plane view_;
   const direct_arena own_;
-  std::atomic<std::uint32_t>& aborted_;
   const direct_limits limits_;
   const bool starts_early_; ///< the kernels, by `launch_early`
   const shared_driver_access driver_;
-  kernel_end last_;          ///< of the last `enqueue`
-  direct_messages messages_; ///< of the last one, as room for the next
+  std::atomic<std::uint32_t> launched_; ///< kernels, as `direct_words::ended` counts them
+  kernel_end last_;                     ///< of the last `enqueue`
+  direct_messages messages_;            ///< of the last one, as room for the next
 };
 
 /// Loads the kernels on the current device (`kernel_image::load`).

@@ -62,8 +62,12 @@ struct arena {
   /// Where a peer wants the next messages of the channel to it, if they are written there directly:
   /// its packet for message `n` is in place `n % slots`.
   packet wanted_at[most_ranks][most_channels][slots];
-  std::uint32_t broken = 0;      ///< 1: a kernel was aborted, so its numbers are not right
+  /// 1: a kernel of some rank was aborted, so the numbers are not right. Set on all ranks.
+  std::uint32_t stop = 0;
   std::uint32_t blocks_over = 0; ///< of the kernel that runs
+  std::uint32_t writing = 0;     ///< 1: it may write to memory of peers' users
+  /// By rank; 1: a kernel of that rank was aborted, and all its blocks are over.
+  std::uint32_t stopped[most_ranks] = {};
   /// By sender; only of the ranks that there are.
   alignas(128) packet slot[most_ranks][most_channels][slots][slot_packets];
 };
@@ -73,35 +77,20 @@ constexpr std::size_t arena_bytes(unsigned size) noexcept {
   return sizeof(arena) - (most_ranks - size) * sizeof(arena{}.slot[0]);
 }
 
-/// Words in pinned memory by which the kernels of one rank and the host talk. Kernels have numbers,
-/// in the order of their launches; captured ones do not count.
-/// @shape Word: as the GPU or the host accesses them, std::uint32_t or an atomic of it
-template <class Word> struct rank_words {
-  /// The number of the last kernel that has ended, of all communicators that had the words.
-  alignas(64) Word ended{0};
-  /// 1: a kernel was aborted. From then on none writes to memory of peers' users.
-  Word stopped{0};
-  /// The number of the last kernel that was launched, or is being launched.
-  alignas(64) Word launched{0};
-  /// 1: the kernels of all ranks are to end at once. Only the word of rank 0 counts.
-  Word aborted{0};
-};
-using device_words = rank_words<std::uint32_t>;
-
-/// How long an aborted kernel stays at most: a kernel of a peer may begin much later. One that has
-/// begun ends sooner: it looks for an abort before each pulled share and each put message, which
-/// are not larger than this.
-/// @units ns; bytes
-inline constexpr std::uint64_t longest_stay = 50'000'000;
-inline constexpr std::size_t largest_share = std::size_t{512} << 20;
-inline constexpr std::size_t largest_put = std::size_t{128} << 20;
+/// How long an aborted kernel stays at most, in case that a device of a peer stands still.
+/// Otherwise the peer's kernel ends sooner: it looks at `arena::stop` after so much.
+/// @units ns; vectors or elements that a thread combines; bytes that a block puts
+inline constexpr std::uint64_t longest_stay = 20'000'000;
+inline constexpr unsigned pulled_between_looks = 64;
+inline constexpr std::size_t put_between_looks = std::size_t{4} << 20;
 
 /// One rank's view of its communicator; the first argument of each kernel.
 struct plane {
-  arena* at[most_ranks];           ///< by rank
-  device_words* words[most_ranks]; ///< by rank
-  std::uint32_t* ended; ///< the rank's word, which is set to `number`; null in a captured kernel
-  const std::uint32_t* aborted; ///< the word of all
+  arena* at[most_ranks]; ///< by rank
+  /// In pinned memory: set to `number` as the kernel ends. Null in a captured kernel, which does
+  /// not count.
+  std::uint32_t* ended;
+  const std::uint32_t* aborted; ///< in pinned memory: not 0 once the kernels are to end at once
   std::uint32_t number;         ///< of the kernel
   /// The number that 0 stands for in `arena::numbers`, far from those of communicators that had the
   /// arenas before: what their kernels wrote to peers may arrive after they have ended.
@@ -131,8 +120,7 @@ struct reduce_arguments {
   const void* in;
   void* out;
   std::size_t count;
-  std::size_t share;        ///< pushed: packets of each channel; pulled: elements of each rank's
-                            ///< share, which may be a part of `count` of a reduce_scatter
+  std::size_t share;        ///< pushed: packets of each channel; pulled: elements of each rank
   std::uint64_t factor;     ///< its first bytes are the element by which `in` is multiplied
   std::uint32_t has_factor; ///< 1: it is
   std::uint32_t targets;    ///< one bit for each rank that gets the result

@@ -86,7 +86,6 @@ caf::error direct_memory::clear(const device_memory& on, const direct_arena& x) 
     return err;
   if (auto err = check(cudaStreamSynchronize(on.stream), "cudaStreamSynchronize", x.device))
     return err;
-  x.words->stopped.store(0);
   x.words->aborted.store(0);
   return {};
 }

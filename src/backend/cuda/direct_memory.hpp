@@ -19,13 +19,13 @@
 
 namespace troupe::detail {
 
-using direct_words = direct::rank_words<std::atomic<std::uint32_t>>;
-static_assert(sizeof(direct_words) == sizeof(direct::device_words));
-
-/// Returns the words as kernels access them.
-inline direct::device_words* for_kernels(direct_words* words) noexcept {
-  return reinterpret_cast<direct::device_words*>(words);
-}
+/// Words in pinned memory by which the host and the kernels of one rank talk.
+struct direct_words {
+  /// The number of the last kernel that has ended, of all communicators that had the arena. Kernels
+  /// have numbers, in the order of their launches.
+  alignas(64) std::atomic<std::uint32_t> ended{0};
+  alignas(64) std::atomic<std::uint32_t> aborted{0}; ///< not 0: the kernels are to end
+};
 
 /// The arena of one rank, filled with zeros, and its words.
 struct direct_arena {

@@ -135,16 +135,25 @@ public:
   TROUPE_DEVICE bool put(const message& x, std::uint64_t& wanted_at) {
     const range share = bytes_of(x, channel_);
     ++number_;
-    bool alive = gpu::thread() != gpu::threads() - 1 || !is_aborted(p_);
+    bool alive = gpu::thread() != gpu::threads() - 1 || may_write(p_);
     if (gpu::thread() == 0) {
-      alive = receive(p_, &own(p_).wanted_at[peer_][channel_][number_ % slots], number_, wanted_at);
+      alive &=
+          receive(p_, &own(p_).wanted_at[peer_][channel_][number_ % slots], number_, wanted_at);
       gpu::fence_system();
     }
     if (gpu::sync_or(!alive))
       return false;
-    copy_bytes(reinterpret_cast<unsigned char*>(static_cast<std::uintptr_t>(wanted_at)) +
-                   share.begin,
-               static_cast<const unsigned char*>(x.memory) + share.begin, share.end - share.begin);
+    auto* to = reinterpret_cast<unsigned char*>(static_cast<std::uintptr_t>(wanted_at));
+    const auto* from = static_cast<const unsigned char*>(x.memory);
+    for (std::size_t at = share.begin;;) {
+      const bool is_last = share.end - at <= put_between_looks;
+      copy_bytes(to + at, from + at, is_last ? share.end - at : put_between_looks);
+      if (is_last)
+        break;
+      at += put_between_looks;
+      if (gpu::sync_or(gpu::thread() == 0 && is_stopped(p_)))
+        return false;
+    }
     gpu::sync();
     if (gpu::thread() == 0) {
       alive = wait_for_slot(p_, peer_, channel_, number_, read_);

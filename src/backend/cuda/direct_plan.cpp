@@ -103,28 +103,6 @@ private:
       x->clear();
   }
 
-  /// Launches a pulled reduction, as several if a share would be too large.
-  caf::error launch_pulls(dtype type, std::size_t bytes, direct::reduce_arguments a) {
-    const auto width = size_of(type);
-    const bool scatters = a.scatters != 0;
-    const auto each = scatters ? bytes : bytes / size_;
-    const auto channels =
-        each <= limits_.pulled_by_few / size_ ? limits_.few_pull_channels : limits_.pull_channels;
-    const auto most = limits_.largest_share / width * (scatters ? 1 : size_);
-    for (std::size_t rest = a.count; rest > 0;) {
-      const auto now = std::min(rest, most);
-      a.share = scatters ? now : share_of_ranks(now, size_, type);
-      if (!scatters)
-        a.count = now;
-      if (auto err = to_.pull(type, channels_for(a.share * width, pulled_by_channel, channels), a))
-        return err;
-      a.in = static_cast<const std::byte*>(a.in) + now * width;
-      a.out = a.out == nullptr ? nullptr : static_cast<std::byte*>(a.out) + now * width;
-      rest -= now;
-    }
-    return {};
-  }
-
   caf::error launch_reduction(const collective_call& call) {
     const auto bytes = bytes_of(call);
     if (bytes == 0)
@@ -142,7 +120,11 @@ private:
     }
     a.averages = call.op == reduce_op::avg;
     if (bytes > limits_.pushed_reduction) {
-      return launch_pulls(call.type, bytes, a);
+      a.share = share_of_ranks(call.count, size_, call.type);
+      const auto share = a.scatters != 0 ? bytes : bytes / size_;
+      const auto most = share <= limits_.pulled_by_few / size_ ? limits_.few_pull_channels
+                                                               : limits_.pull_channels;
+      return to_.pull(call.type, channels_for(share, pulled_by_channel, most), a);
     }
     const auto channels = channels_for(bytes, pushed_by_channel, limits_.push_channels);
     a.share = direct::share_of(direct::packets_of(bytes), channels);
@@ -157,16 +139,7 @@ private:
                            : threads_for(x.share * (direct::put_unit / direct::vector_bytes));
   }
 
-  /// Adds a message, as several if it is too large to be put at once.
   void add_message(bool is_sent, unsigned peer, const void* memory, std::size_t bytes) {
-    for (; bytes > limits_.largest_put && peer != rank_; bytes -= limits_.largest_put) {
-      add_whole(is_sent, peer, memory, limits_.largest_put);
-      memory = static_cast<const std::byte*>(memory) + limits_.largest_put;
-    }
-    add_whole(is_sent, peer, memory, bytes);
-  }
-
-  void add_whole(bool is_sent, unsigned peer, const void* memory, std::size_t bytes) {
     const bool is_large = bytes > limits_.pushed_message;
     const auto channels =
         channels_for(bytes, is_large ? put_by_channel : pushed_by_channel, limits_.move_channels);

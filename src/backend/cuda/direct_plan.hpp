@@ -17,8 +17,6 @@ namespace troupe::detail {
 struct direct_limits {
   std::size_t pushed_reduction = std::size_t{1} << 20; ///< larger ones are pulled. @units bytes
   std::size_t pushed_message = std::size_t{256} << 10; ///< larger ones are put. @units bytes
-  std::size_t largest_share = direct::largest_share;
-  std::size_t largest_put = direct::largest_put;
   /// Larger pulled reductions have more blocks. Few leave most multiprocessors to kernels of the
   /// user. @units bytes of a rank's buffer
   std::size_t pulled_by_few = std::size_t{64} << 20;

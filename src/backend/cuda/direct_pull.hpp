@@ -107,15 +107,15 @@ template <class T, unsigned Unrolled> struct pulled {
     return first;
   }
 
-  TROUPE_DEVICE void run(range share) const {
+  /// Returns false if the kernels are to end.
+  TROUPE_DEVICE bool run(range share) const {
     const unsigned stride = gpu::grid_x() * gpu::threads();
     const std::size_t first = std::size_t{gpu::block_x()} * gpu::threads() + gpu::thread();
     const std::size_t count = share.end - share.begin;
     const unsigned off = misalignment(share.begin);
     if (off == sizeof(gpu::vector)) {
-      for (std::size_t i = first; i < count; i += stride)
-        single(share.begin + i);
-      return;
+      std::size_t i = first;
+      return each(i, 1, stride, count, [&] { single(share.begin + i); });
     }
     const std::size_t to_boundary = off == 0 ? 0 : (sizeof(gpu::vector) - off) / sizeof(T);
     const std::size_t head = to_boundary < count ? to_boundary : count;
@@ -126,13 +126,30 @@ template <class T, unsigned Unrolled> struct pulled {
     for (std::size_t i = tail + first; i < count; i += stride)
       single(share.begin + i);
     std::size_t i = first;
-    for (; i + (Unrolled - 1) * stride < all; i += Unrolled * stride)
-      several<Unrolled>(share.begin + head, i, stride);
+    if (!each(i, Unrolled, stride, all, [&] { several<Unrolled>(share.begin + head, i, stride); }))
+      return false;
     if constexpr (Unrolled > 2)
       for (; i + stride < all; i += 2 * stride)
         several<2>(share.begin + head, i, stride);
     for (; i < all; i += stride)
       several<1>(share.begin + head, i, stride);
+    return true;
+  }
+
+private:
+  /// Calls `f` while there are `n` more up to `end`, `stride` apart, from `i` on. Returns false if
+  /// the kernels are to end.
+  template <class F>
+  TROUPE_DEVICE bool each(std::size_t& i, unsigned n, unsigned stride, std::size_t end, F f) const {
+    while (i + (n - 1) * stride < end) {
+      for (unsigned k = 0; k < pulled_between_looks && i + (n - 1) * stride < end; ++k) {
+        f();
+        i += n * stride;
+      }
+      if (is_stopped(p))
+        return false;
+    }
+    return true;
   }
 };
 
@@ -203,10 +220,10 @@ TROUPE_DEVICE bool swap_packets(const plane& p, const shared_numbers& last, unsi
 
 /// Waits until the kernels of all ranks run, and exchanges the facts. Returns false if the kernels
 /// are to end. A peer whose facts are there may have been aborted long ago, so one thread looks for
-/// that in any case, while the others wait.
+/// /// that in any case, while the others wait.
 template <class T>
 TROUPE_DEVICE bool meet(const plane& p, const reduce_arguments& a, shared_facts<T>& all) {
-  bool alive = gpu::thread() != gpu::threads() - 1 || !is_aborted(p);
+  bool alive = gpu::thread() != gpu::threads() - 1 || may_write(p);
   for (unsigned i = gpu::thread(); alive && i < p.size * facts; i += gpu::threads()) {
     const unsigned rank = i / facts;
     const auto which = static_cast<fact>(i % facts);
@@ -219,11 +236,12 @@ TROUPE_DEVICE bool meet(const plane& p, const reduce_arguments& a, shared_facts<
   return !gpu::sync_or(!alive);
 }
 
-/// Waits until all ranks have read what they need, and written what others need.
-template <class T> TROUPE_DEVICE bool part(const plane& p, const shared_facts<T>& all) {
-  gpu::sync();
+/// Waits until all ranks have read what they need, and written what others need. `alive`: this
+/// thread has.
+template <class T> TROUPE_DEVICE bool part(const plane& p, const shared_facts<T>& all, bool alive) {
+  if (gpu::sync_or(!alive))
+    return false;
   const unsigned peer = gpu::thread();
-  bool alive = true;
   if (peer < p.size && peer != p.rank) {
     std::uint64_t nothing = 0;
     alive = swap_packets(p, all.numbers, peer, 2, 0, nothing);
@@ -246,10 +264,10 @@ TROUPE_DEVICE void pull_reduce(const plane& p, const reduce_arguments& a, shared
         all.outs[me] = me == p.rank ? static_cast<T*>(a.out) - p.rank * a.count : nullptr;
       gpu::sync();
     }
-    pulled<T, Unrolled>{p, a, all.ins, all.outs, all.scale}.run(
-        a.scatters != 0 ? range{p.rank * a.count, p.rank * a.count + a.share}
+    alive = pulled<T, Unrolled>{p, a, all.ins, all.outs, all.scale}.run(
+        a.scatters != 0 ? range{p.rank * a.count, (p.rank + 1) * a.count}
                         : range_of(a.count, p.rank, a.share));
-    alive = part(p, all);
+    alive = part(p, all, alive);
   }
   if (alive) {
     all.numbers.end_messages(p, channel, 2, true);

@@ -34,8 +34,6 @@ constexpr kind verbs[] = {kind::all_reduce,     kind::reduce,     kind::broadcas
 /// So small that all kinds of kernels are in use.
 constexpr detail::direct_limits limits{.pushed_reduction = 500,
                                        .pushed_message = 300,
-                                       .largest_share = 240,
-                                       .largest_put = 512,
                                        .pulled_by_few = 5'000,
                                        .push_channels = 2,
                                        .few_pull_channels = 1,
