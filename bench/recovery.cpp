@@ -238,12 +238,10 @@ void run_world(const settings& s, caf::actor_system& sys, troupe::testing::fault
   to.lost_bytes.push_back(most);
 }
 
-/// Measures from the call of `world::open` to the answer of the first sum, on devices in use.
-void open_worlds(const settings& s, caf::actor_system& sys, std::vector<double>& to) {
-  troupe::world_config config;
-  config.devices = s.devices;
-  config.collectives = troupe::collectives_policy::direct;
-  const auto first = must(troupe::world::open(sys, config));
+/// Measures from the call of `world::open` to the answer of the first sum, on devices in use, which
+/// those of `first` are.
+void open_worlds(const settings& s, caf::actor_system& sys, const troupe::world& first,
+                 const troupe::world_config& config, std::vector<double>& to) {
   auto refs = must(first.allocate<float>(count));
   for (std::size_t i = 0; i <= s.direct_cycles; ++i) {
     fill(first, refs, 1);
@@ -359,10 +357,13 @@ int main(int argc, char** argv) {
                   bench::summary(machine).c_str());
     }
     if (can_be_direct) { // first: NCCL's communicators still end while the next world runs
+      // Keeps the devices open: closing one frees pinned memory, for which its launches wait.
+      const troupe::world_config config{.devices = s.devices, .collectives = direct.collectives};
+      const auto in_use = must(troupe::world::open(sys, config));
       guard.enter("stalls of direct collectives");
       run_world(s, sys, *plan, direct);
       guard.enter("opening direct worlds");
-      open_worlds(s, sys, opened);
+      open_worlds(s, sys, in_use, config, opened);
     }
     guard.enter("stalls with a standby");
     run_world(s, sys, *plan, with);
