@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdio>
 #include <ctime>
 #include <iterator>
@@ -22,6 +23,12 @@ std::string seconds(std::int64_t x) {
   std::snprintf(text.data(), text.size(), "%.6f s", static_cast<double>(x) / 1e9);
   return text.data();
 }
+
+std::string blanks(const std::string& beside, std::size_t width) {
+  return std::string(width - std::min(beside.size(), width), ' ');
+}
+std::string left(const std::string& x, std::size_t width) { return x + blanks(x, width); }
+std::string right(const std::string& x, std::size_t width) { return blanks(x, width) + x; }
 
 std::string list(const std::vector<int>& x) {
   std::string result;
@@ -179,11 +186,8 @@ private:
   std::string table() const {
     std::string result;
     auto line = [&](const std::array<std::string, 6>& cells) {
-      std::array<char, 256> text{};
-      std::snprintf(text.data(), text.size(), "  %4s  %6s  %-22s %-14s  %-22s %s\n",
-                    cells[0].c_str(), cells[1].c_str(), cells[2].c_str(), cells[3].c_str(),
-                    cells[4].c_str(), cells[5].c_str());
-      result += text.data();
+      result += "  " + right(cells[0], 4) + "  " + right(cells[1], 6) + "  " + left(cells[2], 22) +
+                " " + left(cells[3], 14) + "  " + left(cells[4], 22) + " " + cells[5] + "\n";
     };
     line({"rank", "device", "last done", "", "then", ""});
     for (auto& [rank, device] : device_of_) {

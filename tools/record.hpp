@@ -10,7 +10,7 @@
 
 namespace flight {
 
-/// The file cannot be used; the text says why in one sentence.
+/// The file cannot be used; the text says why in one sentence, and may quote the file.
 class bad_record : public std::runtime_error {
 public:
   using runtime_error::runtime_error;
@@ -65,6 +65,7 @@ struct cause {
   std::vector<std::string> parts; ///< progress of each rank, if the operation had several
 };
 
+/// All texts are as `peer_text` returns them (src/foundation/peer_text.hpp).
 struct record {
   std::string host;
   std::int64_t process = 0;

@@ -2,11 +2,13 @@
 
 #include "flight_report.hpp"
 #include "flight_trace.hpp"
+#include "foundation/peer_text.hpp"
 #include "record.hpp"
 
 #include <CLI/CLI.hpp>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <exception>
 #include <fstream>
@@ -40,7 +42,8 @@ int main(int argc, char** argv) {
     if (!trace_file.empty())
       write(trace_file, flight::trace(record));
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "troupe-flight: %s\n", e.what());
+    constexpr std::size_t most = 16 << 10; // it has the name of a file, and may quote the file
+    std::fprintf(stderr, "troupe-flight: %s\n", troupe::detail::peer_text(e.what(), most).c_str());
     return 1;
   }
   return std::fflush(stdout) == 0 ? 0 : 1;

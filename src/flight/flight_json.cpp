@@ -1,5 +1,6 @@
 #include "flight/flight_json.hpp"
 
+#include "foundation/peer_text.hpp"
 #include "operation/operation.hpp"
 #include <troupe/collective.hpp>
 #include <troupe/version.hpp>
@@ -18,29 +19,6 @@ namespace {
 
 constexpr std::array<std::string_view, stream_count + 1> stream_names{
     "compute", "upload", "download", "memory", "lend", "collective", "peer", "none"};
-
-/// Returns the number of bytes of the first character of `x`; 0 if it is not valid UTF-8.
-/// @source The Unicode Standard, table 3-7
-std::size_t character_length(std::string_view x) noexcept {
-  auto at = [&](std::size_t i) -> unsigned {
-    return i < x.size() ? static_cast<unsigned char>(x[i]) : 0;
-  };
-  auto continues = [&](std::size_t i) { return (at(i) & 0xc0) == 0x80; };
-  auto first = at(0);
-  if (first < 0x80)
-    return 1;
-  if (first >= 0xc2 && first <= 0xdf && continues(1))
-    return 2;
-  if ((first & 0xf0) == 0xe0 && continues(1) && continues(2)) {
-    bool good = first == 0xe0 ? at(1) >= 0xa0 : first != 0xed || at(1) < 0xa0;
-    return good ? 3 : 0;
-  }
-  if (first >= 0xf0 && first <= 0xf4 && continues(1) && continues(2) && continues(3)) {
-    bool good = first == 0xf0 ? at(1) >= 0x90 : first != 0xf4 || at(1) < 0x90;
-    return good ? 4 : 0;
-  }
-  return 0;
-}
 
 /// Writes JSON values one after the other, and sets the commas.
 class json_writer {

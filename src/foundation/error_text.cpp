@@ -1,5 +1,7 @@
 #include "foundation/error_text.hpp"
 
+#include "foundation/peer_text.hpp"
+
 #include <utility>
 
 namespace troupe::detail {
@@ -18,15 +20,14 @@ caf::error build_called_off() {
 }
 
 caf::error brief(const caf::error& why) {
-  constexpr std::size_t most_text = 1024;
   if (!why)
     return why;
   auto x = failure_of(why);
   if (!x) // sent as an error of this library
     x.emplace().detail = describe(why);
-  if (x->detail.size() <= most_text)
+  if (x->detail.size() <= most_peer_text)
     return why;
-  x->detail.resize(most_text);
+  x->detail = peer_text(x->detail);
   return make_error(std::move(*x));
 }
 

@@ -2,6 +2,7 @@
 
 #include "foundation/file_descriptor.hpp"
 #include "foundation/never_destroyed.hpp"
+#include "foundation/peer_text.hpp"
 #include "foundation/system_call.hpp"
 #include <troupe/detail/user_call.hpp>
 
@@ -56,6 +57,10 @@ struct registry_watch {
 
 const registry_watch watch_of_registry;
 
+/// The largest line for spdlog and stderr. @units bytes
+constexpr std::size_t most_line = 16 << 10;
+
+/// Returns one printable line, of whatever program or peer a part of it is.
 std::string text_of(const log_line& line) {
   std::string text{"troupe: "};
   text += line.text;
@@ -63,7 +68,7 @@ std::string text_of(const log_line& line) {
     text += ": ";
     text += to_string(*line.why);
   }
-  return text;
+  return detail::peer_text(text, most_line);
 }
 
 void write_to_spdlog(const log_line& line) {
@@ -118,8 +123,8 @@ void write(const log_line& line) noexcept {
       write_to_spdlog(line);
     }
   } catch (...) {
-    const auto text = text_of(line) +
-                      " (the log's sink threw: " + exception_text(std::current_exception()) + ")\n";
+    const auto text = text_of(line) + " (the log's sink threw: " +
+                      peer_text(exception_text(std::current_exception())) + ")\n";
     const no_file_size_signal guard;
     static_cast<void>(write_all(STDERR_FILENO, text)); // there is no other place to report it
   }

@@ -1,5 +1,7 @@
 #include "foundation/wire.hpp"
 
+#include "foundation/peer_text.hpp"
+
 #include <algorithm>
 
 namespace troupe::detail {
@@ -24,9 +26,14 @@ void wire_reader::read(caf::error& x) {
   if (!get<bool>())
     return;
   auto f = get<failure>();
-  const bool is_valid = f.code >= errc::invalid_argument && f.code <= errc::internal &&
+  constexpr std::size_t most_parts = 4096; // one per rank
+  const bool is_valid = f.parts.size() <= most_parts && f.code >= errc::invalid_argument &&
+                        f.code <= errc::internal &&
                         std::all_of(f.parts.begin(), f.parts.end(),
                                     [](auto y) { return y <= part_state::uninvolved; });
+  f.detail = peer_text(f.detail);
+  for (auto* name : {&f.verb, &f.api, &f.native_name})
+    *name = peer_text(*name, most_peer_name);
   x = ok_ && is_valid ? make_error(std::move(f))
                       : make_error(errc::internal, "a worker's error could not be read");
 }

@@ -136,7 +136,8 @@ private:
     const auto from = get_bytes();
     x.assign(reinterpret_cast<const char*>(from.data()), from.size());
   }
-  /// Reads an error that is not valid as `errc::internal`.
+  /// Reads an error that is not valid as `errc::internal`. Its texts are those of a peer
+  /// (peer_text.hpp).
   void read(caf::error& x);
 
   std::span<const std::byte> take(std::size_t size) noexcept {

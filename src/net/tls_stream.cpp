@@ -1,5 +1,6 @@
 #include "net/tls_stream.hpp"
 
+#include "foundation/peer_text.hpp"
 #include "foundation/system_call.hpp"
 
 #include <algorithm>
@@ -249,7 +250,7 @@ std::string tls_stream::peer_subject() const {
     return {};
   char* first = nullptr;
   const auto size = BIO_get_mem_data(text.get(), &first);
-  return {first, static_cast<std::size_t>(size)};
+  return peer_text({first, static_cast<std::size_t>(size)}, most_peer_name);
 }
 
 } // namespace troupe::detail

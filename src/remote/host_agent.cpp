@@ -2,6 +2,7 @@
 
 #include "foundation/log.hpp"
 #include "foundation/option_check.hpp"
+#include "foundation/peer_text.hpp"
 #include "foundation/system_call.hpp"
 #include "net/socket.hpp"
 #include "remote/agent_worker.hpp"
@@ -215,7 +216,7 @@ caf::error host_agent::received(const frame_head& head, std::span<const std::byt
     return take_welcome(body);
   if (kind == host_frame::refused)
     return make_error(errc::unavailable, options_.parent + " refuses this host: " +
-                                             wire_reader{body}.get<std::string>());
+                                             peer_text(wire_reader{body}.get<std::string>()));
   if (!serves_)
     return make_error(errc::unavailable, "the parent sent an unexpected message");
   switch (kind) {

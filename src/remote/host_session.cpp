@@ -1,6 +1,7 @@
 #include "remote/host_session.hpp"
 
 #include "foundation/log.hpp"
+#include "foundation/peer_text.hpp"
 #include "net/socket.hpp"
 
 #include <utility>
@@ -82,7 +83,7 @@ caf::error host_session::received(const frame_head& head, std::span<const std::b
       return take_ready(body);
     if (kind == host_frame::refused)
       return make_error(errc::unavailable,
-                        name_ + " cannot join: " + wire_reader{body}.get<std::string>());
+                        name_ + " cannot join: " + peer_text(wire_reader{body}.get<std::string>()));
     break;
   case phase::joined:
     if (kind == host_frame::started || kind == host_frame::released)

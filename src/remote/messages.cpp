@@ -1,5 +1,6 @@
 #include "remote/messages.hpp"
 
+#include "foundation/peer_text.hpp"
 #include <troupe/version.hpp>
 
 #include <algorithm>
@@ -14,11 +15,8 @@ template <std::size_t N> void put_text(std::array<char, N>& to, std::string_view
   std::copy_n(text.data(), std::min(text.size(), N - 1), to.data());
 }
 
-/// Returns printable text for messages, which cannot look like another line.
 template <std::size_t N> std::string text_of(const std::array<char, N>& from) {
-  std::string result{from.data(), ::strnlen(from.data(), N)};
-  std::replace_if(result.begin(), result.end(), [](char x) { return x < ' ' || x > '~'; }, '?');
-  return result;
+  return peer_text({from.data(), ::strnlen(from.data(), N)});
 }
 
 bool is_name(std::string_view x) noexcept {

@@ -1,4 +1,5 @@
 /// Flight records in files, and the output of `troupe-flight`.
+#include "flight/flight_support.hpp"
 #include "support/world_fixture.hpp"
 
 #include <gmock/gmock.h>
@@ -6,21 +7,15 @@
 #include <nlohmann/json.hpp>
 
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <map>
 #include <set>
 #include <sstream>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <tuple>
 #include <vector>
-
-#include <sys/wait.h>
 
 namespace troupe::testing {
 
@@ -32,69 +27,12 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 namespace fs = std::filesystem;
 
-/// A temporary folder of the test.
-class folder {
-public:
-  folder() {
-    auto name = (fs::temp_directory_path() / "troupe-flight-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr)
-      throw std::system_error(errno, std::generic_category(), name);
-    path_ = name;
-  }
-  ~folder() {
-    std::error_code ignored; // the system cleans temporary files anyway
-    fs::remove_all(path_, ignored);
-  }
-  folder(const folder&) = delete;
-  folder& operator=(const folder&) = delete;
-
-  std::string file(const std::string& name) const { return (path_ / name).string(); }
-  std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream out{file(name)};
-    out << text;
-    return file(name);
-  }
-  std::set<std::string> names() const {
-    std::set<std::string> result;
-    for (auto& x : fs::directory_iterator{path_})
-      result.insert(x.path().filename().string());
-    return result;
-  }
-
-private:
-  fs::path path_;
-};
-
-std::string content(const std::string& path) {
-  std::ifstream in{path};
-  return {std::istreambuf_iterator<char>{in}, {}};
-}
-
-json read(const std::string& path) { return json::parse(content(path)); }
-
 /// Waits for the file. A background thread writes the record of a failure.
 bool appears(const std::string& path) {
   for (stopwatch watch; !fs::exists(path); std::this_thread::yield())
     if (watch.elapsed() > patience)
       return false;
   return true;
-}
-
-struct outcome {
-  int status = -1;
-  std::string output; ///< both streams
-};
-
-outcome run_tool(const std::string& arguments) {
-  auto* pipe = popen(("'" TROUPE_FLIGHT "' " + arguments + " 2>&1").c_str(), "r");
-  if (pipe == nullptr)
-    throw std::system_error(errno, std::generic_category(), "popen");
-  outcome result;
-  for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe))
-    result.output += static_cast<char>(c);
-  auto status = pclose(pipe);
-  result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return result;
 }
 
 world_config hasty() {

@@ -4,6 +4,7 @@
 #include "net/socket.hpp"
 #include "remote/hosts_support.hpp"
 #include "remote/messages.hpp"
+#include "support/hostile_text.hpp"
 #include "support/load.hpp"
 #include "support/log_lines.hpp"
 
@@ -14,7 +15,9 @@
 #include <cstring>
 #include <optional>
 #include <random>
+#include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <openssl/ssl.h>
@@ -358,6 +361,58 @@ TEST(HostFuzz, AnAgentThatIsOutOfOrderHarmsNobody) {
   }
   all.reset();
   agent.join();
+}
+
+std::vector<std::byte> hostile_refusal() {
+  return frame_of(host_frame::refused, 0, detail::packed(std::string_view{hostile_text()}).bytes());
+}
+
+TEST(HostFuzz, TheRefusalOfAMemberIsOneLineOfTheLog) {
+  test_authority authority{"fleet"};
+  log_lines lines;
+  worker_backend_options how;
+  how.backend = "host";
+  how.hosts.listen_address = "127.0.0.1";
+  how.hosts.identity = authority.issue("parent");
+  how.hosts.names = {"rogue"};
+  how.hosts.join_limit = 500ms;
+  how.hosts.on_listening = [&](std::uint16_t port) {
+    rogue x{authority.issue("rogue"), tls_context::side::agent, connect(port)};
+    EXPECT_TRUE(x.say(hello_of("rogue")));
+    EXPECT_TRUE(x.hear()); // the welcome
+    EXPECT_TRUE(x.say(hostile_refusal()));
+    EXPECT_TRUE(x.is_let_go());
+  };
+  EXPECT_FALSE(make_worker_backend(how));
+  EXPECT_TRUE(lines.say(std::string{"rogue cannot join: "} + hostile_begin));
+  for (auto& line : lines.all())
+    EXPECT_TRUE(is_one_line(line)) << line.substr(0, 3000);
+}
+
+TEST(HostFuzz, TheRefusalOfAParentIsOneLineOfTheLog) {
+  test_fleet fleet;
+  auto address = must(detail::address_from_string("127.0.0.1"));
+  const auto listener = must(detail::listen_at(address));
+  fleet.use_port(address.port);
+  fleet.start_agent("alpha");
+  const auto who = fleet.authority().issue("parent");
+  for (int i = 0; i < 2;
+       ++i) { // before the second attempt, the agent logs why the first one failed
+    ASSERT_TRUE(wait_for(listener.get(), POLLIN, patience));
+    auto socket = detail::accept_from(listener);
+    ASSERT_TRUE(socket);
+    rogue x{who, tls_context::side::parent, std::move(socket)};
+    ASSERT_TRUE(x.hear()) << describe(x.error());
+    EXPECT_TRUE(x.say(hostile_refusal()));
+    EXPECT_TRUE(x.is_let_go());
+  }
+  fleet.agent("alpha").kill();
+  const auto end = fleet.agent("alpha").wait(patience);
+  EXPECT_NE(end.out.find(std::string{" refuses this host: "} + hostile_begin), std::string::npos)
+      << end.out.substr(0, 3000);
+  std::istringstream out{end.out};
+  for (std::string line; std::getline(out, line);)
+    EXPECT_TRUE(is_one_line(line)) << line.substr(0, 3000);
 }
 
 std::size_t memory_of(const std::string& process) {

@@ -42,6 +42,10 @@ public:
       result << "\n  " << x;
     return result;
   }
+  std::vector<std::string> all() {
+    std::lock_guard lock{mutex_};
+    return all_;
+  }
   std::size_t count() {
     std::lock_guard lock{mutex_};
     return all_.size();

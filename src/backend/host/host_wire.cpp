@@ -1,6 +1,7 @@
 #include "backend/host/host_wire.hpp"
 
 #include "foundation/collective_rules.hpp"
+#include "foundation/peer_text.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -173,8 +174,8 @@ std::optional<caf::error> error_of(const wire_error& x) {
       x.verb_bytes > x.verb.size() || x.detail_bytes > x.detail.size())
     return std::nullopt;
   return make_error({.code = static_cast<errc>(x.code),
-                     .detail = {x.detail.data(), x.detail_bytes},
-                     .verb = {x.verb.data(), x.verb_bytes},
+                     .detail = peer_text({x.detail.data(), x.detail_bytes}),
+                     .verb = peer_text({x.verb.data(), x.verb_bytes}),
                      .device = x.device,
                      .rank = x.rank});
 }

@@ -1,5 +1,7 @@
 #include "worker/parent/remote_device.hpp"
 
+#include "foundation/peer_text.hpp"
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -50,6 +52,8 @@ caf::error remote_device::bind() noexcept {
   if (!properties)
     return properties.error();
   properties_ = std::move(*properties);
+  for (auto* name : {&properties_.name, &properties_.pci_id})
+    *name = peer_text(*name, most_peer_name);
   if (!std::exchange(tells_loss_, true))
     link_->on_loss([signal = on_loss_, of = link_.get()](const caf::error& why) {
       if (signal->tell && signal->of.load() == of)

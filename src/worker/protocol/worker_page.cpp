@@ -1,5 +1,6 @@
 #include "worker/protocol/worker_page.hpp"
 
+#include "foundation/peer_text.hpp"
 #include <troupe/version.hpp>
 
 #include <algorithm>
@@ -16,7 +17,7 @@ template <std::size_t N> void put(std::array<char, N>& to, std::string_view text
 }
 
 template <std::size_t N> std::string text_of(const std::array<char, N>& from) {
-  return {from.data(), ::strnlen(from.data(), N)};
+  return peer_text({from.data(), ::strnlen(from.data(), N)});
 }
 
 } // namespace
@@ -35,7 +36,9 @@ void report_area::write(std::int32_t code, std::string_view text) noexcept {
 std::optional<worker_report> report_area::read() const {
   if (state_.load(std::memory_order_acquire) != state::ready)
     return std::nullopt;
-  return worker_report{code_, {text_.data(), std::min<std::size_t>(size_, text_.size())}};
+  // A copy, since the worker may still write to the text.
+  const std::string text{text_.data(), std::min<std::size_t>(size_, text_.size())};
+  return worker_report{code_, peer_text(text)};
 }
 
 worker_page& begin_page(const shared_memory& memory) noexcept {

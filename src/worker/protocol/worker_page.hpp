@@ -19,7 +19,7 @@ namespace troupe::detail {
 /// A worker's report of its own failure, written before it ended.
 struct worker_report {
   std::int32_t code = 0; ///< the worker's choice
-  std::string text;
+  std::string text;      ///< as `peer_text` returns it
 };
 
 /// Place of a report in shared memory.

@@ -5,6 +5,7 @@
 #include "support/backend_fixture.hpp"
 #include "support/child_process.hpp"
 #include "support/collective_runs.hpp"
+#include "support/hostile_text.hpp"
 #include "support/reference.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
@@ -258,6 +259,17 @@ INSTANTIATE_TEST_SUITE_P(All, HostTransport,
                            return name_of(std::get<0>(x.param)) + "_" +
                                   std::string{to_string(std::get<1>(x.param))};
                          });
+
+TEST(HostWire, AnErrorOfAPeerIsOneLine) {
+  const auto sent = detail::wire_of(
+      make_error({.code = errc::nccl_error, .detail = testing::hostile_text(), .verb = "a\nb"}));
+  const auto got = detail::error_of(sent);
+  ASSERT_TRUE(got);
+  const auto why = failure_of(*got);
+  EXPECT_TRUE(why->detail.starts_with(testing::hostile_begin)) << why->detail;
+  EXPECT_TRUE(testing::is_one_line(why->detail));
+  EXPECT_EQ(why->verb, "a\\nb");
+}
 
 TEST_P(HostTransport, GivesEachRankWhatItMustHave) {
   const auto& [where, what] = GetParam();
