@@ -1,9 +1,10 @@
 #include "report.hpp"
 
 #include "contestant.hpp"
+#include "foundation/system_call.hpp"
+#include "foundation/write_file.hpp"
 
 #include <cstdio>
-#include <fstream>
 
 namespace bench {
 
@@ -30,13 +31,15 @@ nlohmann::ordered_json to_json(const std::vector<bar>& bars) {
   return result;
 }
 
+void write_file(const std::string& file, const std::string& text) {
+  const troupe::detail::no_file_size_signal guard;
+  if (const auto why = troupe::detail::replace_file(file, text))
+    fail("cannot write " + file + ": " + to_string(*why));
+}
+
 void write_json(const std::string& file, const nlohmann::ordered_json& x) {
-  if (file.empty())
-    return;
-  std::ofstream out{file};
-  out << x.dump(2) << '\n';
-  if (!out.flush())
-    fail("cannot write " + file);
+  if (!file.empty())
+    write_file(file, x.dump(2) + '\n');
 }
 
 } // namespace bench

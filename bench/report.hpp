@@ -21,7 +21,9 @@ struct bar {
 
 void print_bars(const std::vector<bar>& bars);
 nlohmann::ordered_json to_json(const std::vector<bar>& bars);
-/// Writes the file, or ends the process. Does nothing if `file` is empty.
+/// Writes the file, whole or not at all, or ends the process.
+void write_file(const std::string& file, const std::string& text);
+/// Writes the file like `write_file`. Does nothing if `file` is empty.
 void write_json(const std::string& file, const nlohmann::ordered_json& x);
 
 } // namespace bench

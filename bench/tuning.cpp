@@ -2,6 +2,7 @@
 
 #include "machine.hpp"
 #include "must.hpp"
+#include "report.hpp"
 #include "statistics.hpp"
 #include "verb_contestant.hpp"
 #include "verbs.hpp"
@@ -9,9 +10,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
 #include <map>
 #include <optional>
+#include <sstream>
 #include <string_view>
 
 namespace bench {
@@ -63,7 +64,7 @@ void write_way_table(const std::string& file, const outcome& x) {
   std::size_t largest = 0;
   for (auto& c : x.cells)
     largest = std::max(largest, c.size_bytes);
-  std::ofstream to{file};
+  std::ostringstream to;
   to << "# ranks, kind of collective, largest block that goes direct: bytes, or all\n"
      << "# measured up to " << largest << " bytes: " << summary(x.machine) << '\n';
   for (auto& [kind, limit] : limits) {
@@ -73,8 +74,7 @@ void write_way_table(const std::string& file, const outcome& x) {
     else
       to << limit << '\n';
   }
-  if (!to.flush())
-    fail("cannot write " + file);
+  write_file(file, to.str());
 }
 
 } // namespace bench

@@ -3,27 +3,23 @@
 #include "flight_report.hpp"
 #include "flight_trace.hpp"
 #include "foundation/peer_text.hpp"
+#include "foundation/write_file.hpp"
 #include "record.hpp"
 
 #include <CLI/CLI.hpp>
 
-#include <cerrno>
 #include <cstddef>
 #include <cstdio>
 #include <exception>
-#include <fstream>
 #include <string>
-#include <system_error>
+
+#include <signal.h>
 
 namespace {
 
 void write(const std::string& path, const std::string& text) {
-  std::ofstream out{path, std::ios::trunc};
-  out << text;
-  out.close();
-  if (!out)
-    throw flight::bad_record("cannot write " + path + ": " +
-                             std::generic_category().message(errno));
+  if (const auto why = troupe::detail::replace_file(path, text))
+    throw flight::bad_record("cannot write " + path + ": " + to_string(*why));
 }
 
 } // namespace
@@ -36,6 +32,7 @@ int main(int argc, char** argv) {
   app.add_option("--trace", trace_file,
                  "file for the same as Trace Event JSON, which ui.perfetto.dev opens");
   CLI11_PARSE(app, argc, argv);
+  ::signal(SIGXFSZ, SIG_IGN); // a write beyond the limit of file sizes fails instead
   try {
     auto record = flight::read_record(file);
     std::fputs(flight::report(record).c_str(), stdout);

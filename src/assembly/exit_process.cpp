@@ -1,6 +1,6 @@
 #include "flight/flight_recorder.hpp"
-#include "foundation/file_descriptor.hpp"
 #include "foundation/log.hpp"
+#include "foundation/write_file.hpp"
 #include <troupe/exit_process.hpp>
 
 #include <atomic>

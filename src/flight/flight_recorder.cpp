@@ -1,26 +1,21 @@
 #include "flight/flight_recorder.hpp"
 
-#include "foundation/file_descriptor.hpp"
 #include "foundation/log.hpp"
 #include "foundation/never_destroyed.hpp"
 #include "foundation/system_call.hpp"
+#include "foundation/write_file.hpp"
 #include "lane/lane.hpp"
 #include "operation/operation.hpp"
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <condition_variable>
-#include <cstdio>
-#include <cstring>
 #include <exception>
 #include <set>
 #include <string_view>
 #include <utility>
 
-#include <fcntl.h>
 #include <unistd.h>
 
 namespace troupe::detail {
@@ -44,40 +39,23 @@ bool is_cause(const caf::error& x, bool everything_ended) {
   return !everything_ended || severity_of(x) == severity::process;
 }
 
-caf::error not_written(const std::string& path, const char* api, int code) {
-  return make_error({.code = errc::unavailable,
-                     .detail = "cannot write the flight record " + path,
-                     .api = api,
-                     .native_name = system_text(code),
-                     .native_code = code});
-}
-
-/// Writes the file. A reader finds the complete new file, or the one before it.
+/// Writes the file, whole or not at all.
 caf::error write_file(const std::string& path, const std::string& text) {
-  static std::atomic<unsigned> last{0};
-  auto unfinished =
-      path + "." + std::to_string(::getpid()) + "-" + std::to_string(last.fetch_add(1)) + ".part";
-  const char* api = "open";
   const no_file_size_signal guard;
-  file_descriptor out{::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
-  bool good = static_cast<bool>(out);
-  if (good) {
-    api = "write";
-    good = write_all(out.get(), text);
-    const int code = errno;
-    out.reset();
-    errno = code;
-  }
-  if (good) {
-    api = "rename";
-    good = std::rename(unfinished.c_str(), path.c_str()) == 0;
-  }
-  if (good)
+  const auto why = replace_file(path, text);
+  if (!why)
     return {};
-  auto why = not_written(path, api, errno);
-  if (std::strcmp(api, "open") != 0 && std::remove(unfinished.c_str()) != 0)
-    log(log_level::warning, "cannot remove " + unfinished);
-  return why;
+  if (!why->left.empty())
+    log(log_level::warning, "cannot remove " + why->left);
+  failure result{.code = errc::unavailable, .detail = "cannot write the flight record " + path};
+  if (*why->api == '\0') {
+    result.detail += ": " + to_string(*why);
+  } else {
+    result.api = why->api;
+    result.native_name = system_text(why->code);
+    result.native_code = why->code;
+  }
+  return make_error(std::move(result));
 }
 
 /// A request without a part on a lane: the thread that writes completes it, or its deadline does.

@@ -59,17 +59,6 @@ caf::expected<std::string> read_file(const std::string& path) {
   }
 }
 
-bool write_all(int native, std::string_view text) noexcept {
-  while (!text.empty()) {
-    const auto size = ::write(native, text.data(), text.size());
-    if (size < 0 && errno != EINTR)
-      return false;
-    if (size > 0)
-      text.remove_prefix(static_cast<std::size_t>(size));
-  }
-  return true;
-}
-
 caf::expected<wake_up> wake_up::create() {
   file_descriptor event{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   if (!event)

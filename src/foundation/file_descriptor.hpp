@@ -4,7 +4,6 @@
 #include <troupe/error.hpp>
 
 #include <string>
-#include <string_view>
 #include <utility>
 
 namespace troupe::detail {
@@ -52,9 +51,6 @@ caf::error fill_standard_streams() noexcept;
 /// Returns the content of a file.
 /// @errors errc::unavailable: it cannot be opened or read
 caf::expected<std::string> read_file(const std::string& path);
-
-/// Writes all of `text`. Returns false on an error; errno has the reason.
-bool write_all(int native, std::string_view text) noexcept;
 
 /// An event that wakes a thread in `poll`. Once signalled, it stays signalled until it is cleared.
 class wake_up {

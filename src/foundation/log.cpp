@@ -1,9 +1,9 @@
 #include "foundation/log.hpp"
 
-#include "foundation/file_descriptor.hpp"
 #include "foundation/never_destroyed.hpp"
 #include "foundation/peer_text.hpp"
 #include "foundation/system_call.hpp"
+#include "foundation/write_file.hpp"
 #include <troupe/detail/user_call.hpp>
 
 #include <spdlog/spdlog.h>

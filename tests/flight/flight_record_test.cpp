@@ -1,5 +1,7 @@
 /// Flight records in files, and the output of `troupe-flight`.
 #include "flight/flight_support.hpp"
+#include "support/folder.hpp"
+#include "support/log_lines.hpp"
 #include "support/world_fixture.hpp"
 
 #include <gmock/gmock.h>
@@ -348,6 +350,50 @@ TEST(FlightRecord, SaysWhyItCannotBeWritten) {
   caf::actor_system_config plain;
   caf::actor_system other{plain};
   EXPECT_TRUE(has_code(answer_of(write_flight_record(other, path)), errc::invalid_argument));
+}
+
+TEST(FlightRecord, OpensNothingThatIsInItsWay) {
+  folder where;
+  test_system system{{.devices = 1}};
+  const auto path = where.file("record.json");
+  const auto victim = where.write("victim", "precious");
+  for (int i = 0; i < 200; ++i) { // names that can be predicted
+    const auto name = path + "." + std::to_string(getpid()) + "-" + std::to_string(i) + ".part";
+    if (i % 2 == 0)
+      fs::create_symlink(victim, name);
+    else
+      make_fifo(name);
+  }
+  auto names = where.names();
+  for (int i = 0; i < 4; ++i)
+    must(answer_of(write_flight_record(system, path)));
+  EXPECT_EQ(read(path).at("format"), "troupe flight record");
+  EXPECT_EQ(mode_of(path), S_IFREG | 0600U);
+  EXPECT_EQ(content(victim), "precious");
+  names.insert("record.json");
+  EXPECT_EQ(where.names(), names);
+}
+
+TEST(FlightRecord, IsALineOfTheLogIfSomethingElseHasItsName) {
+  TROUPE_HOST_ONLY("a fault plan");
+  folder where;
+  const auto path = where.file("record.json");
+  make_fifo(path);
+  log_lines lines;
+  auto plan = std::make_shared<fault_plan>();
+  test_system system{{.faults = plan, .flight_record = {.path = path}}};
+  const auto text = "cannot write the flight record " + path + ": it is not a regular file";
+  const auto why = error_of(answer_of(write_flight_record(system, path)));
+  EXPECT_TRUE(has_code(why, errc::unavailable));
+  EXPECT_THAT(describe(why), HasSubstr(text));
+  auto w = system.open_world(hasty());
+  plan->add({fault::hang, verb::collective, 1});
+  EXPECT_TRUE(has_code(answer_of(w.all_reduce(zeros(w))), errc::stalled));
+  EXPECT_TRUE(lines.say("a flight record is lost: " + text));
+  world_feed feed{system, w.actor()};
+  feed.until(world_phase::ready, 2);
+  EXPECT_TRUE(works(w));
+  EXPECT_TRUE(S_ISFIFO(mode_of(path)));
 }
 
 // One record for each cause, independent of how much it ends. The number of files is bounded.

@@ -1,11 +1,14 @@
 /// The output of `troupe-flight` for the file of another program.
 #include "flight/flight_support.hpp"
+#include "support/folder.hpp"
 #include "support/hostile_text.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <cstddef>
+#include <filesystem>
 #include <sstream>
 #include <string>
 
@@ -101,6 +104,22 @@ TEST(FlightTool, ShowsWholeRowsOfLongNames) {
   EXPECT_EQ(told.status, 0) << told.output;
   EXPECT_THAT(told.output, HasSubstr("     0       0  -" + std::string(38, ' ') + name +
                                      " #1 not issued, " + name + ", "));
+}
+
+TEST(FlightTool, WritesATraceForItsOwnerAlone) {
+  folder where;
+  const auto path = where.write("record.json", dump(record_with("text")));
+  const auto trace_file = where.file("trace.json");
+  const auto victim = where.write("victim", "precious");
+  std::filesystem::create_symlink(victim, trace_file);
+  EXPECT_EQ(run_tool(path + " --trace " + trace_file).status, 0);
+  EXPECT_EQ(mode_of(trace_file), S_IFREG | 0600U);
+  EXPECT_EQ(content(victim), "precious");
+  make_fifo(where.file("fifo"));
+  const auto told = run_tool(path + " --trace " + where.file("fifo"));
+  EXPECT_EQ(told.status, 1);
+  EXPECT_THAT(told.output, HasSubstr("troupe-flight: cannot write " + where.file("fifo") +
+                                     ": it is not a regular file\n"));
 }
 
 } // namespace

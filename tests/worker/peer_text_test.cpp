@@ -46,7 +46,7 @@ public:
   caf::expected<device_properties> properties() noexcept override {
     auto result = forwarding_device::properties();
     if (result)
-      result->name = result->pci_id = hostile_text().substr(0, 10'000);
+      result->name = result->pci_id = hostile_text().substr(0, 2000);
     return result;
   }
 };
