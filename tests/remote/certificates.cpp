@@ -68,6 +68,13 @@ void add(X509* to, X509* issuer, int what, const std::string& value) {
   right(X509_add_ext(to, extension.get(), -1), "X509_add_ext");
 }
 
+void add_to_subject(X509* to, const char* what, const std::string& value) {
+  right(X509_NAME_add_entry_by_txt(X509_get_subject_name(to), what, MBSTRING_UTF8,
+                                   reinterpret_cast<const unsigned char*>(value.c_str()), -1, -1,
+                                   0),
+        "X509_NAME_add_entry_by_txt");
+}
+
 X509* make(const std::string& name, EVP_PKEY* key, long number, long from, long until) {
   auto* x = there(X509_new(), "X509_new");
   right(X509_set_version(x, X509_VERSION_3), "X509_set_version");
@@ -75,9 +82,7 @@ X509* make(const std::string& name, EVP_PKEY* key, long number, long from, long 
   there(X509_gmtime_adj(X509_getm_notBefore(x), from), "X509_gmtime_adj");
   there(X509_gmtime_adj(X509_getm_notAfter(x), until), "X509_gmtime_adj");
   right(X509_set_pubkey(x, key), "X509_set_pubkey");
-  right(X509_NAME_add_entry_by_txt(X509_get_subject_name(x), "CN", MBSTRING_UTF8,
-                                   reinterpret_cast<const unsigned char*>(name.c_str()), -1, -1, 0),
-        "X509_NAME_add_entry_by_txt");
+  add_to_subject(x, "CN", name);
   return x;
 }
 
@@ -127,11 +132,17 @@ host_identity test_authority::issue_expired(const std::string& name) {
   return issue(name, "127.0.0.1", -2 * day, -day);
 }
 
+host_identity test_authority::issue_with_units(const std::string& name, int units) {
+  return issue(name, "127.0.0.1", -day, 30 * day, units);
+}
+
 host_identity test_authority::issue(const std::string& name, const std::string& address, long from,
-                                    long until) {
+                                    long until, int units) {
   std::unique_ptr<EVP_PKEY, deleter> key{new_key()};
   const auto number = std::to_string(++issued_);
   std::unique_ptr<X509, deleter> x{make(name, key.get(), 1 + issued_, from, until)};
+  for (int i = 0; i < units; ++i)
+    add_to_subject(x.get(), "OU", std::string(60, 'u'));
   right(X509_set_issuer_name(x.get(), X509_get_subject_name(certificate_.get())),
         "X509_set_issuer_name");
   add(x.get(), certificate_.get(), NID_basic_constraints, "critical,CA:FALSE");

@@ -38,6 +38,8 @@ public:
   host_identity issue(const std::string& name, const std::string& address = "127.0.0.1");
   /// Issues a certificate that expired yesterday.
   host_identity issue_expired(const std::string& name);
+  /// Issues a certificate whose subject has `units` organizational units of 60 characters, too.
+  host_identity issue_with_units(const std::string& name, int units);
   const std::string& file() const noexcept { return file_; }
 
 private:
@@ -46,7 +48,8 @@ private:
     void operator()(x509_st* x) const noexcept;
   };
 
-  host_identity issue(const std::string& name, const std::string& address, long from, long until);
+  host_identity issue(const std::string& name, const std::string& address, long from, long until,
+                      int units = 0);
 
   temporary_folder folder_;
   std::unique_ptr<evp_pkey_st, deleter> key_;

@@ -163,6 +163,17 @@ TEST_F(HostGate, SaysWhyAVersionIsWrong) {
   EXPECT_TRUE(lines_.say("CN = gamma"));
 }
 
+TEST_F(HostGate, CutsALongSubject) {
+  constexpr std::size_t longest_line = 512;
+  rogue x{fleet_.authority().issue_with_units("gamma", 100), tls_context::side::agent,
+          connect(fleet_.port())};
+  ASSERT_TRUE(x.say(hello_of("gamma")));
+  EXPECT_TRUE(x.hear());
+  EXPECT_TRUE(lines_.say("CN = gamma"));
+  for (auto& line : lines_.all())
+    EXPECT_TRUE(is_one_line(line, longest_line)) << line;
+}
+
 TEST_F(HostGate, LetsInOnlyWhoIsWaitedFor) {
   for (auto& [name, why] : {std::pair{"gamma", "no host named gamma is expected"},
                             std::pair{"alpha", "a host named alpha has already joined"}}) {
