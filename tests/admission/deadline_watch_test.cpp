@@ -212,7 +212,8 @@ TEST(DeadlineWatch, WatchesAnOperationThatComesWhileItRests) {
     op->deadline = clock::now() + 20ms;
     system.runtime()->start(op);
     EXPECT_TRUE(has_code(answer_of(op), errc::deadline_exceeded));
-    EXPECT_TRUE(testing::eventually([&] { return op->stalls() == 1; }));
+    // A lane that is so slow that it comes after the deadline drops the operation.
+    EXPECT_TRUE(testing::eventually([&] { return op->stalls() == 1 || op->settled(); }));
     held.open();
     EXPECT_TRUE(settles(*op));
   }
