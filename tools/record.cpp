@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <fstream>
+#include <limits>
 #include <system_error>
 #include <utility>
 
@@ -22,6 +23,8 @@ using troupe::detail::peer_text;
 
 constexpr const char* format_name = "troupe flight record";
 constexpr int format_version = 1;
+constexpr int most_rank = 4095;
+constexpr int most_device = 1023;
 /// The largest text of a cause, which lists all ranks. @units bytes
 constexpr std::size_t most_cause = 64 << 10;
 
@@ -53,47 +56,71 @@ std::string member_or_none(const json& x, const char* name) {
   return i == x.end() ? "" : text_of(*i);
 }
 
+/// Returns a whole number. One out of range would become another one unnoticed.
+template <class T>
+T number(const json& x, const char* name, T least = std::numeric_limits<T>::min(),
+         T most = std::numeric_limits<T>::max()) {
+  const auto& value = x.at(name);
+  const auto fits = [=](auto v) {
+    return std::in_range<T>(v) && static_cast<T>(v) >= least && static_cast<T>(v) <= most;
+  };
+  if (value.is_number_unsigned() ? fits(value.get<std::uint64_t>())
+                                 : value.is_number_integer() && fits(value.get<std::int64_t>()))
+    return value.get<T>();
+  throw bad_record("\"" + std::string{name} + "\" is " +
+                   peer_text(value.dump(-1, ' ', false, json::error_handler_t::replace)) +
+                   ", and not a whole number from " + std::to_string(least) + " to " +
+                   std::to_string(most));
+}
+
+/// @units ns
+std::int64_t time_of(const json& x, const char* name) {
+  constexpr std::int64_t most = std::int64_t{1} << 62; // so that differences do not overflow
+  return number<std::int64_t>(x, name, 0, most);
+}
+
 std::string memory_of(const json& refs) {
   std::string result;
   for (auto& x : refs)
     result += (result.empty() ? "" : ", ") + text_of(x.at("access")) + " buffer " +
-              std::to_string(x.at("buffer").get<std::uint64_t>()) + " [" +
-              std::to_string(x.at("begin").get<std::uint64_t>()) + ", " +
-              std::to_string(x.at("end").get<std::uint64_t>()) + ")";
+              std::to_string(number<std::uint64_t>(x, "buffer")) + " [" +
+              std::to_string(number<std::uint64_t>(x, "begin")) + ", " +
+              std::to_string(number<std::uint64_t>(x, "end")) + ")";
   return result;
 }
 
 part part_of(const json& x, int device) {
   part result;
   result.device = device;
-  x.at("operation").get_to(result.operation);
+  result.operation = number<std::uint64_t>(x, "operation");
   result.verb = text_of(x.at("verb"));
-  x.at("rank").get_to(result.rank);
-  x.at("world").get_to(result.world);
-  x.at("epoch").get_to(result.epoch);
-  x.at("generation").get_to(result.generation);
-  x.at("count").get_to(result.count);
+  result.rank = number(x, "rank", -1, most_rank);
+  result.world = number<std::uint64_t>(x, "world");
+  result.epoch = number<std::uint64_t>(x, "epoch");
+  result.generation = number<std::uint64_t>(x, "generation");
+  result.count = number<std::uint64_t>(x, "count");
   result.dtype = text_or_none(x.at("dtype"));
   result.memory = memory_of(x.at("refs"));
   result.stream = text_of(x.at("stream"));
-  x.at("admitted").get_to(result.admitted);
-  x.at("issued").get_to(result.issued);
-  x.at("started").get_to(result.started);
-  x.at("over").get_to(result.over);
+  result.admitted = time_of(x, "admitted");
+  result.issued = time_of(x, "issued");
+  result.started = time_of(x, "started");
+  result.over = time_of(x, "over");
   result.at = state_of(text_of(x.at("state")));
   result.way = member_or_none(x, "way");
   result.error = member_or_none(x, "error");
-  result.native_code = x.value("native_code", 0);
+  if (x.contains("native_code"))
+    result.native_code = number<int>(x, "native_code");
   return result;
 }
 
 device device_of(const json& x) {
   device result;
-  x.at("device").get_to(result.ordinal);
-  x.at("generation").get_to(result.generation);
+  result.ordinal = number(x, "device", 0, most_device);
+  result.generation = number<std::uint64_t>(x, "generation");
   result.phase = text_of(x.at("phase"));
   result.reason = text_or_none(x.at("reason"), most_peer_text);
-  x.at("next_waits_for").get_to(result.next_waits_for);
+  result.next_waits_for = number<std::uint64_t>(x, "next_waits_for");
   for (auto& one : x.at("operations"))
     result.parts.push_back(part_of(one, result.ordinal));
   return result;
@@ -104,8 +131,8 @@ std::optional<cause> cause_of(const json& x) {
     return std::nullopt;
   cause result{text_of(x.at("text"), most_cause),
                text_of(x.at("code")),
-               x.at("time"),
-               x.at("operation"),
+               time_of(x, "time"),
+               number<std::uint64_t>(x, "operation"),
                {}};
   for (auto& part : x.at("parts"))
     result.parts.push_back(text_of(part));
@@ -115,12 +142,12 @@ std::optional<cause> cause_of(const json& x) {
 record record_of(const json& x) {
   record result;
   result.host = text_of(x.at("host"));
-  x.at("process").get_to(result.process);
-  x.at("time").get_to(result.time);
-  x.at("unix_time").get_to(result.unix_time);
+  result.process = number<std::int64_t>(x, "process", 0);
+  result.time = time_of(x, "time");
+  result.unix_time = time_of(x, "unix_time");
   result.why = cause_of(x.at("cause"));
   for (auto& world : x.at("worlds"))
-    result.worlds.emplace(world.at("id"), text_of(world.at("name")));
+    result.worlds.emplace(number<std::uint64_t>(world, "id"), text_of(world.at("name")));
   for (auto& one : x.at("devices"))
     result.devices.push_back(device_of(one));
   return result;

@@ -260,7 +260,7 @@ TEST_F(Ways, GoOnWhereNcclCannotBeBuilt) {
   auto w = open(config);
   plan_->add({.kind = fault::fail, .on = verb::build, .times = 2});
   plan_->add({.kind = fault::fail, .on = verb::connect, .device = 1, .times = 2});
-  plan_->add({.kind = fault::block, .on = verb::connect, .device = 2, .first = 3});
+  plan_->add({.kind = fault::block, .on = verb::connect, .device = 1, .first = 3});
   auto waits = w.all_reduce(many_, reduce_op::sum);
   EXPECT_TRUE(is_ok(answer_of(w.all_reduce(few_, reduce_op::sum))));
   ASSERT_TRUE(plan_->wait_injected(fault::block, 1, 20s));

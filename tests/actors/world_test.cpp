@@ -251,6 +251,7 @@ TEST(World, GoesOnAfterACollectiveFoundNoMemory) {
   plan->add({fault::out_of_memory, verb::collective, 1});
   EXPECT_TRUE(has_code(answer_of(w.all_reduce(refs)), errc::out_of_memory));
   EXPECT_TRUE(has_code(feed.until(world_phase::building).reason, errc::out_of_memory));
+  ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience));
   plan->release();
   EXPECT_EQ(feed.until(world_phase::ready).epoch, 2u);
   EXPECT_TRUE(works(w));

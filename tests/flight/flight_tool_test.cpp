@@ -11,6 +11,8 @@
 #include <filesystem>
 #include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace troupe::testing {
 
@@ -94,6 +96,34 @@ TEST(FlightTool, SaysInPrintableFormWhatIsWrong) {
     EXPECT_EQ(told.status, 1);
     EXPECT_THAT(told.output, HasSubstr("troupe-flight: "));
     EXPECT_TRUE(is_printable(told.output));
+  }
+}
+
+TEST(FlightTool, RefusesNumbersOutOfRange) {
+  folder where;
+  const std::string part = "/devices/0/operations/0/";
+  for (auto& [at, value] :
+       std::vector<std::pair<std::string, std::string>>{{part + "rank", "4096"},
+                                                        {part + "rank", "-2"},
+                                                        {part + "rank", "99999999999999"},
+                                                        {part + "rank", "1e3"},
+                                                        {part + "rank", "\"1\""},
+                                                        {part + "operation", "-1"},
+                                                        {part + "count", "18446744073709551616"},
+                                                        {part + "admitted", "9223372036854775807"},
+                                                        {part + "native_code", "2147483648"},
+                                                        {part + "refs/0/end", "-4"},
+                                                        {"/devices/0/device", "-1"},
+                                                        {"/devices/0/device", "1024"},
+                                                        {"/cause/time", "-1"},
+                                                        {"/worlds/0/id", "null"},
+                                                        {"/process", "-1"},
+                                                        {"/time", "true"}}) {
+    auto record = record_with("text");
+    record[json::json_pointer{at}] = json::parse(value);
+    const auto told = run_tool(where.write("record.json", dump(record)));
+    EXPECT_EQ(told.status, 1) << at << " " << value;
+    EXPECT_THAT(told.output, HasSubstr('"' + at.substr(at.rfind('/') + 1) + "\" is ")) << value;
   }
 }
 
