@@ -238,8 +238,8 @@ void run_world(const settings& s, caf::actor_system& sys, troupe::testing::fault
   to.lost_bytes.push_back(most);
 }
 
-/// Measures from the call of `world::open` to the answer of the first sum, on devices in use, which
-/// those of `first` are.
+/// Measures from the call of `world::open` to the answer of the first sum. `first`: a world on the
+/// same devices, so that they are in use.
 void open_worlds(const settings& s, caf::actor_system& sys, const troupe::world& first,
                  const troupe::world_config& config, std::vector<double>& to) {
   auto refs = must(first.allocate<float>(count));

@@ -68,7 +68,7 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
   }
   auto job = [self = shared_from_this(), epoch, absent, members = std::move(members), what,
               done = std::move(done)] {
-    auto built = self->build_of(self->ranks_without(absent), self->main_way());
+    auto built = self->build_of(self->ranks_without(absent));
     if (!built)
       return done(epoch, self->end_on_fault(built.error()));
     auto target = self->adopt(epoch, absent, members, std::move(*built));
@@ -96,10 +96,9 @@ caf::error world_core::end_on_fault(const caf::error& why) const {
              : why;
 }
 
-caf::expected<communicator_ranks> world_core::build_of(std::span<const local_rank> ranks,
-                                                       collective_way way) const {
+caf::expected<communicator_ranks> world_core::build_of(std::span<const local_rank> ranks) const {
   auto& backend = runtime_->backend();
-  if (way == collective_way::direct)
+  if (main_way() == collective_way::direct)
     return backend.build_direct(ranks);
   auto id = backend.make_communicator_id();
   if (!id)

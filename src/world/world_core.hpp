@@ -175,9 +175,8 @@ private:
   void begin_anew(locked) noexcept;
   failure refusal_of(locked, const operation& op, errc code, std::string detail) const;
   std::vector<local_rank> ranks_without(rank_set absent) const;
-  /// Builds a communicator of these ranks alone.
-  caf::expected<communicator_ranks> build_of(std::span<const local_rank> ranks,
-                                             collective_way way) const;
+  /// Builds a communicator of these ranks alone, of the main way.
+  caf::expected<communicator_ranks> build_of(std::span<const local_rank> ranks) const;
   bool is_beside(collective_way way) const noexcept { return way != main_way(); }
   void want_beside(locked);
   std::shared_ptr<communicator> adopt_beside(std::uint64_t epoch,

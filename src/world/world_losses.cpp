@@ -129,7 +129,7 @@ caf::error world_core::build_standby(std::uint64_t epoch, std::uint64_t membersh
   auto ranks = ranks_without(absent);
   if (with_spare)
     ranks[k].spare = true;
-  auto built = build_of(ranks, main_way());
+  auto built = build_of(ranks);
   if (!built)
     return built.error();
   auto target = own(epoch, main_way(), absent, std::move(*built));

@@ -15,7 +15,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -39,11 +38,13 @@ std::vector<std::byte> one_of(float x) {
   return result;
 }
 
-/// Counts the communicators of NCCL that are built.
+/// Counts the communicators of NCCL that are built, and those that are called off.
 class counting_backend final : public forwarding_backend {
 public:
-  counting_backend(std::shared_ptr<backend> inner, std::shared_ptr<std::atomic<int>> builds)
-      : forwarding_backend(std::move(inner)), builds_(std::move(builds)) {}
+  counting_backend(std::shared_ptr<backend> inner, std::shared_ptr<std::atomic<int>> builds,
+                   std::shared_ptr<std::atomic<int>> called_off)
+      : forwarding_backend(std::move(inner)), builds_(std::move(builds)),
+        called_off_(std::move(called_off)) {}
 
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override {
@@ -51,8 +52,14 @@ public:
     return forwarding_backend::build(id, size, ranks);
   }
 
+  void call_off(const communicator_id& id) noexcept override {
+    forwarding_backend::call_off(id);
+    called_off_->fetch_add(1);
+  }
+
 private:
   const std::shared_ptr<std::atomic<int>> builds_;
+  const std::shared_ptr<std::atomic<int>> called_off_;
 };
 
 collective_way way_of(const caf::expected<collective_done>& x) { return must(x).way; }
@@ -71,8 +78,10 @@ protected:
 
   std::shared_ptr<fault_plan> plan_ = std::make_shared<fault_plan>(1);
   std::shared_ptr<std::atomic<int>> builds_ = std::make_shared<std::atomic<int>>(0);
+  std::shared_ptr<std::atomic<int>> called_off_ = std::make_shared<std::atomic<int>>(0);
   test_system system_{{.devices = 3, .faults = plan_, .wrap = [this](auto inner) {
-                         return std::make_shared<counting_backend>(std::move(inner), builds_);
+                         return std::make_shared<counting_backend>(std::move(inner), builds_,
+                                                                   called_off_);
                        }}};
   std::vector<any_gpu_ref> few_;
   std::vector<any_gpu_ref> many_;
@@ -264,7 +273,7 @@ TEST_F(Ways, GoOnWhereNcclCannotBeBuilt) {
   auto waits = w.all_reduce(many_, reduce_op::sum);
   EXPECT_TRUE(is_ok(answer_of(w.all_reduce(few_, reduce_op::sum))));
   ASSERT_TRUE(plan_->wait_injected(fault::block, 1, 20s));
-  std::this_thread::sleep_for(2 * config.limits.connect_limit);
+  EXPECT_TRUE(eventually([&] { return called_off_->load() == 3; })); // those that failed, and this
   plan_->release();
   EXPECT_TRUE(is_ok(answer_of(waits))); // at last
   EXPECT_EQ(w.status().phase, world_phase::ready);

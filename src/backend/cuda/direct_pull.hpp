@@ -220,7 +220,7 @@ TROUPE_DEVICE bool swap_packets(const plane& p, const shared_numbers& last, unsi
 
 /// Waits until the kernels of all ranks run, and exchanges the facts. Returns false if the kernels
 /// are to end. A peer whose facts are there may have been aborted long ago, so one thread looks for
-/// /// that in any case, while the others wait.
+/// that in any case, while the others wait.
 template <class T>
 TROUPE_DEVICE bool meet(const plane& p, const reduce_arguments& a, shared_facts<T>& all) {
   bool alive = gpu::thread() != gpu::threads() - 1 || may_write(p);
