@@ -312,7 +312,7 @@ bool operation::take_back(early_end how, const std::function<caf::error()>& why)
   {
     // One step: a lane that sees the withdrawal must find the cause when it settles the operation.
     std::lock_guard lock{guard_};
-    if (failed() || settled() ||
+    if (is_decided() ||
         !withdraw(how == early_end::cancelled ? withdrawal::cancelled : withdrawal::done))
       return false;
     cause = why();
@@ -363,7 +363,7 @@ void operation::note_cause(const caf::error& why,
 bool operation::set_cause(const caf::error& why,
                           std::vector<std::shared_ptr<operation>>& readers) noexcept {
   std::lock_guard lock{guard_};
-  if (failed() || settled())
+  if (is_decided())
     return false;
   withdraw(withdrawal::done);
   note_cause(why, readers);
@@ -418,6 +418,14 @@ std::int64_t operation::first_started_at() const noexcept {
   return result;
 }
 
+bool operation::decide() noexcept {
+  std::lock_guard lock{guard_};
+  if (failed())
+    return false;
+  stage_.store(stage::succeeds);
+  return true;
+}
+
 std::shared_ptr<operation> operation::settle() noexcept {
   std::vector<std::shared_ptr<operation>> follow_up;
   auto result = settle(follow_up);
@@ -433,9 +441,10 @@ std::shared_ptr<operation> operation::settle() noexcept {
 std::shared_ptr<operation>
 operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept {
   auto keep = std::move(self_);
-  if (!failed())
-    on_success(); // may fail the operation
-  auto cause = this->cause();
+  const bool succeeds = decide();
+  if (succeeds)
+    on_success();
+  const auto cause = succeeds ? caf::error{} : this->cause();
   std::vector<follower> successors;
   std::vector<dependent_failure> dependent_failures;
   {
@@ -445,7 +454,7 @@ operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept {
       order.emplace();
     {
       std::lock_guard lock{guard_};
-      settled_.store(true, std::memory_order_release);
+      stage_.store(stage::settled, std::memory_order_release);
       successors.swap(successors_);
     }
     if (order)

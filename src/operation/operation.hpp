@@ -243,7 +243,7 @@ public:
   /// stays.
   void fail(const caf::error& cause) noexcept;
 
-  bool settled() const noexcept { return settled_.load(std::memory_order_acquire); }
+  bool settled() const noexcept { return stage_.load(std::memory_order_acquire) == stage::settled; }
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
   /// Returns whether it was cancelled before any part was issued, and so counts as never made.
   bool cancelled() const noexcept {
@@ -461,6 +461,8 @@ private:
   friend class retired_operations;
   friend class deadline_watch; // which lists what it watches
   enum class withdrawal : std::uint8_t { none, tried, done, cancelled };
+  /// `succeeds`: all work is done, so that nothing can make it fail any more.
+  enum class stage : std::uint8_t { open, succeeds, settled };
 
   struct follower {
     std::shared_ptr<operation> who;
@@ -472,6 +474,10 @@ private:
   };
 
   bool withdraw(withdrawal as) noexcept;
+  /// Under guard_. Returns whether it can neither fail nor be withdrawn: it has failed or succeeds.
+  bool is_decided() const noexcept { return failed() || stage_.load() != stage::open; }
+  /// Returns whether it succeeds. From then on it cannot fail.
+  bool decide() noexcept;
   void count_stall_anew(std::int64_t now) noexcept {
     counted_from_.store(now, std::memory_order_release);
     stall_reported_ = false;
@@ -500,7 +506,7 @@ private:
   std::vector<use> uses_;
   std::atomic<bool> on_lanes_{false};
   std::atomic<withdrawal> withdrawal_{withdrawal::none};
-  std::atomic<bool> settled_{false};
+  std::atomic<stage> stage_{stage::open};
   std::atomic<bool> failed_{false};
   std::atomic<bool> lost_{false};
   std::atomic<bool> has_placeholder_{false};

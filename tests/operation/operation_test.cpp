@@ -105,6 +105,63 @@ TEST(Operation, AnswersOnceHoweverItsEndsRace) {
   EXPECT_TRUE(eventually([&] { return system.deadlines().size() == 0; }));
 }
 
+/// A failure that comes too late: its work is done, and `on_success` has begun.
+class late_failure final : public probe {
+public:
+  using probe::probe;
+  const caf::error why = make_error(errc::cuda_error, "on purpose");
+
+private:
+  void on_success() noexcept override { fail(why); }
+};
+
+// INV-12: what a request wrote is unreadable if its answer is an error, and only then.
+TEST(Operation, CannotFailOnceItSucceeds) {
+  core_system system;
+  auto memory = allocate_bytes(system.device(), 64);
+  auto op = std::make_shared<late_failure>(std::vector{system.lane()});
+  op->add_use(detail::use_of(memory, false, true));
+  system.runtime()->start(op);
+  EXPECT_TRUE(is_ok(answer_of(op)));
+  EXPECT_TRUE(settles(*op));
+  EXPECT_FALSE(op->failed());
+  EXPECT_TRUE(memory.access());
+}
+
+TEST(Operation, AgreesWithItsMemoryHoweverLateItFails) {
+  core_system system;
+  const auto broken = make_error(errc::cuda_error, "on purpose");
+  std::barrier sync{2};
+  std::shared_ptr<probe> op; // null: there are no more
+  std::thread failing{[&] {
+    for (int i = 0;; ++i) {
+      sync.arrive_and_wait();
+      if (!op)
+        return;
+      for (int n = i % 64; n > 0; --n)
+        detail::pause();
+      op->fail(broken);
+      sync.arrive_and_wait();
+    }
+  }};
+  const auto enough = detail::clock::now() + 10s; // a round takes long on shared cores
+  for (int i = 0; i < 20'000 && detail::clock::now() < enough; ++i) {
+    auto memory = allocate_bytes(system.device(), 64);
+    op = std::make_shared<probe>(std::vector{system.lane()}, [](detail::part&, detail::lane&) {
+      return issue_outcome::finished;
+    });
+    op->add_use(detail::use_of(memory, false, true));
+    sync.arrive_and_wait();
+    system.runtime()->start(op);
+    sync.arrive_and_wait();
+    EXPECT_TRUE(settles(*op));
+    EXPECT_EQ(is_ok(answer_of(op)), static_cast<bool>(memory.access())) << "round " << i;
+  }
+  op = nullptr;
+  sync.arrive_and_wait();
+  failing.join();
+}
+
 // INV-12: the lane may reach an operation while it is being cancelled.
 TEST(Operation, NeverSucceedsWithoutADeed) {
   core_system system{{.lanes = {.spin = 100ms}}};
