@@ -53,6 +53,11 @@ void frame_link::stop() noexcept {
     thread_.join();
 }
 
+void frame_link::expect(std::chrono::nanoseconds limit) noexcept {
+  expected_from_ = clock::now();
+  admission_limit_ = limit;
+}
+
 void frame_link::admit(std::chrono::nanoseconds silence_limit) noexcept {
   silence_limit_ns_.store(std::max<std::int64_t>(silence_limit.count(), 1));
   wake_.signal();
@@ -119,27 +124,46 @@ void frame_link::run() noexcept {
   to_.ended(why);
 }
 
+caf::error frame_link::check_limits(clock::time_point now, std::chrono::nanoseconds& left) const {
+  const auto over = [&](std::string what) {
+    return make_error(errc::unavailable, std::move(what));
+  };
+  const std::chrono::nanoseconds silence{silence_limit_ns_.load()};
+  if (silence.count() == 0) {
+    left = admission_limit_ - time_.passed(expected_from_, now);
+    return left.count() > 0 ? caf::error{}
+                            : over(stream_.peer() + " did not " +
+                                   (is_authenticated() ? "join" : "authenticate") + " within " +
+                                   in_ms(admission_limit_));
+  }
+  left = silence - time_.passed(heard_, now);
+  if (left.count() <= 0)
+    return over("nothing arrived from " + stream_.peer() + " for " + in_ms(now - heard_));
+  if (writing_.empty())
+    return {};
+  left = std::min(left, silence - time_.passed(told_, now));
+  return left.count() > 0 ? caf::error{}
+                          : over(stream_.peer() + " has read nothing for " + in_ms(now - told_));
+}
+
 caf::error frame_link::serve() {
-  const auto begun = clock::now();
-  heard_ = told_ = begun;
+  expected_from_ = heard_ = told_ = clock::now();
   while (true) {
     wanted_ = POLLIN;
     if (auto error = read())
       return error;
     if (auto error = write())
       return error;
+    if (!is_authenticated() && stream_.is_authenticated())
+      authenticated_.store(true);
     const auto now = clock::now();
-    const std::chrono::nanoseconds silence{silence_limit_ns_.load()};
-    const bool admitted = silence.count() != 0;
-    const auto limit = admitted ? silence : options_.admission_limit;
-    const auto left = limit - time_.passed(admitted ? heard_ : begun, now);
-    if (left.count() <= 0)
-      return make_error(errc::unavailable,
-                        admitted ? "nothing arrived from " + stream_.peer() + " for " +
-                                       in_ms(now - heard_)
-                                 : stream_.peer() + " did not authenticate within " + in_ms(limit));
+    std::chrono::nanoseconds left{};
+    if (auto error = check_limits(now, left))
+      return error;
     auto until = now + std::min<std::chrono::nanoseconds>(left, slowest_beat);
     if (writing_.empty()) {
+      const std::chrono::nanoseconds silence{silence_limit_ns_.load()};
+      const auto limit = silence.count() != 0 ? silence : admission_limit_;
       const auto beat = std::clamp<std::chrono::nanoseconds>(
           limit / 4, std::chrono::milliseconds{1}, slowest_beat);
       if (now - told_ >= beat) {

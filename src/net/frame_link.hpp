@@ -34,7 +34,7 @@ class frame_link {
 public:
   struct options {
     std::size_t most_bytes = 0; ///< of a frame's body
-    /// From the start until the call of `admit`.
+    /// From the start until the call of `admit`, or of `expect`.
     std::chrono::nanoseconds admission_limit = std::chrono::seconds{5};
   };
 
@@ -55,8 +55,13 @@ public:
   frame_link(const frame_link&) = delete;
   frame_link& operator=(const frame_link&) = delete;
 
-  /// Accepts the peer: from now on its silence is limited, not the time since the start.
+  /// Gives the peer this long from now until the call of `admit`. @thread the link's
+  void expect(std::chrono::nanoseconds limit) noexcept;
+  /// Accepts the peer: from now on its silence is limited, not the time since the start. The same
+  /// limit holds for a time in which it reads nothing of what is sent.
   void admit(std::chrono::nanoseconds silence_limit) noexcept;
+  /// Returns whether each side has shown the other a valid certificate.
+  bool is_authenticated() const noexcept { return authenticated_.load(); }
 
   enum class patience : std::uint8_t {
     none, ///< for small frames that are rare, or answers
@@ -96,11 +101,18 @@ private:
   /// Takes all queued frames for writing. Returns why the link must end, or none.
   caf::error refill();
 
+  /// Returns why the peer's time is over, or none. `left`: how much of it is left.
+  caf::error check_limits(clock::time_point now, std::chrono::nanoseconds& left) const;
+
   tls_stream stream_; // used by the thread
   const options options_;
   const listener to_;
   const wake_up wake_;
   std::atomic<std::int64_t> silence_limit_ns_{0}; ///< 0: not admitted
+  std::atomic<bool> authenticated_{false};
+  // used by the thread
+  clock::time_point expected_from_{}; ///< it is to be admitted within `admission_limit_` of this
+  std::chrono::nanoseconds admission_limit_{options_.admission_limit};
   clock::time_point heard_{};
   running_time time_{std::chrono::milliseconds{50}};
   clock::time_point told_{};

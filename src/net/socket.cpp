@@ -111,6 +111,18 @@ int wait_connected(int socket, std::chrono::steady_clock::time_point until) noex
   }
 }
 
+std::ptrdiff_t receive_at_once(int socket, std::span<std::byte> target, int flags) noexcept {
+  for (;;) {
+    const auto got = ::recv(socket, target.data(), target.size(), flags | MSG_DONTWAIT);
+    if (got >= 0)
+      return got;
+    if (errno == EAGAIN || errno == EWOULDBLOCK)
+      return -1;
+    if (errno != EINTR)
+      return 0;
+  }
+}
+
 /// Returns the text of an errno in lower case, for the end of a sentence.
 std::string ending_of(int code) {
   auto text = limit_text(code);
@@ -333,15 +345,22 @@ bool receive_all(int socket, std::span<const std::span<std::byte>> blocks) noexc
 }
 
 std::ptrdiff_t receive_some(int socket, std::span<std::byte> target) noexcept {
-  for (;;) {
-    const auto got = ::recv(socket, target.data(), target.size(), MSG_DONTWAIT);
-    if (got >= 0)
-      return got;
-    if (errno == EAGAIN || errno == EWOULDBLOCK)
-      return -1;
-    if (errno != EINTR)
-      return 0;
-  }
+  return receive_at_once(socket, target, 0);
+}
+
+std::ptrdiff_t look_at(int socket, std::span<std::byte> target) noexcept {
+  return receive_at_once(socket, target, MSG_PEEK);
+}
+
+int wake_at(int socket, std::size_t bytes) noexcept {
+  const auto number = static_cast<int>(bytes);
+  return ::setsockopt(socket, SOL_SOCKET, SO_RCVLOWAT, &number, sizeof number) == 0 ? 0 : errno;
+}
+
+void close_at_once(file_descriptor socket) noexcept {
+  const linger none{.l_onoff = 1, .l_linger = 0};
+  // If it fails, the connection is closed in good order.
+  static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none));
 }
 
 void shut_down(int socket) noexcept { static_cast<void>(::shutdown(socket, SHUT_RDWR)); }

@@ -76,6 +76,16 @@ bool receive_all(int socket, std::span<const std::span<std::byte>> blocks) noexc
 /// @shape `target` is not empty
 std::ptrdiff_t receive_some(int socket, std::span<std::byte> target) noexcept;
 
+/// As `receive_some`, but leaves the bytes for the next call.
+std::ptrdiff_t look_at(int socket, std::span<std::byte> target) noexcept;
+/// Makes `poll` report input only when so many bytes have arrived, or the connection is over.
+/// @return 0, or `errno`
+int wake_at(int socket, std::size_t bytes) noexcept;
+
+/// Closes the connection at once. Nothing that was not sent yet is sent, and the system keeps
+/// nothing of it.
+void close_at_once(file_descriptor socket) noexcept;
+
 /// Ends both directions: blocked sends and receives return. Does nothing if the other side was
 /// first.
 void shut_down(int socket) noexcept;

@@ -102,6 +102,18 @@ bool is_number(const std::string& name) noexcept {
 
 } // namespace
 
+std::optional<std::size_t>
+size_of_hello(std::span<const std::byte, tls_record_head> head) noexcept {
+  constexpr std::byte handshake{22};
+  constexpr std::byte major_version{3};
+  constexpr std::size_t largest = 16 << 10; // of a record that is not encrypted
+  const auto size =
+      std::to_integer<std::size_t>(head[3]) << 8 | std::to_integer<std::size_t>(head[4]);
+  if (head[0] != handshake || head[1] != major_version || size == 0 || size > largest)
+    return std::nullopt;
+  return tls_record_head + size;
+}
+
 // -- context
 
 void tls_context::deleter::operator()(ssl_ctx_st* x) const noexcept { SSL_CTX_free(x); }
@@ -189,11 +201,15 @@ ssl_st* tls_stream::without_errors() noexcept {
   return native_.get();
 }
 
+bool tls_stream::is_authenticated() const noexcept {
+  return SSL_is_init_finished(native_.get()) == 1;
+}
+
 tls_stream::outcome tls_stream::judge(int result, const char* doing) noexcept {
   if (result == 1)
     return outcome::done;
   const int native_error = errno;
-  const bool authenticated = SSL_is_init_finished(native_.get()) == 1;
+  const bool authenticated = is_authenticated();
   switch (SSL_get_error(native_.get(), result)) {
   case SSL_ERROR_WANT_READ:
     return outcome::wants_read;
@@ -231,7 +247,7 @@ tls_stream::outcome tls_stream::write(std::span<const std::byte> from, std::size
 }
 
 void tls_stream::end() noexcept {
-  if (error_ || !native_ || !SSL_is_init_finished(native_.get()))
+  if (error_ || !native_ || !is_authenticated())
     return;
   ERR_clear_error();
   static_cast<void>(

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -14,6 +15,11 @@ struct ssl_st;
 struct ssl_ctx_st;
 
 namespace troupe::detail {
+
+/// The bytes at the start of each record of TLS that tell its kind and size.
+inline constexpr std::size_t tls_record_head = 5;
+/// Returns the size of the first record of a connection, with its head; none if it is not of TLS.
+std::optional<std::size_t> size_of_hello(std::span<const std::byte, tls_record_head> head) noexcept;
 
 /// The identity of this process and the authority that it trusts: TLS 1.3, a certificate of the
 /// authority on both sides, no session resumption.
@@ -71,6 +77,8 @@ public:
   /// Tells the peer of the end, if there is room to send that.
   void end() noexcept;
 
+  /// Returns whether each side has shown the other a valid certificate.
+  bool is_authenticated() const noexcept;
   /// Returns why a read or write failed.
   const caf::error& error() const noexcept { return error_; }
   const std::string& peer() const noexcept { return peer_; }

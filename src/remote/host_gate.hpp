@@ -9,19 +9,24 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <random>
 #include <thread>
+#include <vector>
+
+#include <poll.h>
 
 namespace troupe::detail {
 
 /// One thread accepts connections and removes ended ones. The number and the time of strangers are
-/// limited: if there are too many, the next one replaces the oldest.
+/// limited (`stranger_limits`). Until its first message is here, a stranger costs only a
+/// descriptor.
 /// @thread any
 class host_gate {
 public:
   /// @param to see `host_session::owner`
   /// @errors errc::invalid_argument: not the numeric address of one host; errc::unavailable
-  static caf::expected<std::unique_ptr<host_gate>> start(const remote_hosts& where,
-                                                         host_session::owner to);
+  static caf::expected<std::unique_ptr<host_gate>>
+  start(const remote_hosts& where, const host_session::limits& how_long, host_session::owner to);
   /// Ends all connections.
   ~host_gate();
   host_gate(const host_gate&) = delete;
@@ -32,24 +37,56 @@ public:
 private:
   using clock = std::chrono::steady_clock;
 
+  /// A connection without a session.
+  struct caller {
+    file_descriptor socket;
+    socket_address from;
+    clock::time_point since;
+    stranger_stage at = stranger_stage::silent; ///< or `waiting`
+  };
+  /// What has arrived from a caller: its first message, or not.
+  enum class hello : std::uint8_t { incomplete, complete, invalid, none };
+
   host_gate(std::shared_ptr<tls_context> context, file_descriptor listener, wake_up wake,
-            socket_address address, host_session::owner to) noexcept
+            socket_address address, const host_session::limits& how_long,
+            host_session::owner to) noexcept
       : context_(std::move(context)), listener_(std::move(listener)), wake_(std::move(wake)),
-        address_(address), to_(std::move(to)) {}
+        address_(address), how_long_(how_long), to_(std::move(to)) {}
 
   void run() noexcept;
-  void accept() noexcept;
-  /// Turns away a stranger if there are too many.
-  void make_room() noexcept;
+  /// Waits for connections, for first messages, or for the next end of a limit.
+  void wait() noexcept;
+  clock::time_point next_limit(clock::time_point now) const noexcept;
+  void remove_ended() noexcept;
+  void accept_all() noexcept;
+  /// Accepts a connection. Returns false if there is none.
+  bool accept() noexcept;
+  /// Turns a caller away if there are too many of this stage.
+  void limit_callers(stranger_stage at) noexcept;
+  /// Finds those whose first message is here, and drops those that use no TLS or take too long.
+  void look_at_callers() noexcept;
+  /// Returns `none` if the connection is over.
+  static hello look_at_hello(const caller& x) noexcept;
+  /// Begins the sessions of callers whose turn it is.
+  void begin_sessions() noexcept;
+  /// Returns whether one more handshake may begin. May turn another one away for it.
+  bool has_room(const socket_address& next) noexcept;
+  void begin_session(caller x) noexcept;
 
   const std::shared_ptr<tls_context> context_;
   const file_descriptor listener_;
   const wake_up wake_;
   const socket_address address_;
+  const host_session::limits how_long_;
   const host_session::owner to_;
   std::atomic<bool> stop_{false};
-  clock::time_point accept_from_{};                   ///< of the thread: set after a failed accept
-  std::list<std::shared_ptr<host_session>> sessions_; ///< of the thread; oldest first
+  // used by the thread
+  clock::time_point accept_from_{};    ///< set after a failed accept, or after many at once
+  clock::time_point turn_away_from_{}; ///< set after a session was turned away for another one
+  std::vector<caller> callers_;        ///< oldest first
+  std::list<std::shared_ptr<host_session>> sessions_;
+  std::vector<pollfd> wanted_; ///< the listener, `wake_`, then the callers
+  std::minstd_rand random_;
   std::thread thread_;
 };
 

@@ -6,6 +6,7 @@
 #include "remote/host_gate.hpp"
 #include "worker/parent/process_pool.hpp"
 #include "worker/parent/worker_slot.hpp"
+#include <troupe/detail/completion.hpp>
 #include <troupe/detail/user_call.hpp>
 
 #include <algorithm>
@@ -64,7 +65,8 @@ private:
     worker_slot<running> workers;
   };
 
-  caf::expected<host_welcome> greet(const std::string& name);
+  caf::expected<host_welcome> greet(host_session& who, const std::string& name);
+  host_session::limits limits() const;
   caf::error join(host_session& who, int devices);
   void leave(host_session& who, const caf::error& why);
   void hear(host_session& who, int device, std::span<const std::byte> what);
@@ -91,7 +93,8 @@ private:
   std::mutex mutex_;
   std::condition_variable_any changed_;
   std::map<std::string, member> members_;
-  bool complete_ = false; ///< no other host may join
+  std::map<std::string, host_session*> greeted_; ///< by name: agents that have not joined yet
+  bool complete_ = false;                        ///< no other host may join
   bool closing_ = false;
 
   std::unique_ptr<host_gate> gate_; ///< calls the functions above
@@ -131,10 +134,11 @@ caf::error host_pool::open() {
       if (auto self = weak.lock())
         self->told(ordinal, what);
     });
-  auto gate = host_gate::start(hosts, {.greet = std::bind_front(&host_pool::greet, this),
-                                       .joined = std::bind_front(&host_pool::join, this),
-                                       .told = std::bind_front(&host_pool::hear, this),
-                                       .ended = std::bind_front(&host_pool::leave, this)});
+  auto gate = host_gate::start(hosts, limits(),
+                               {.greet = std::bind_front(&host_pool::greet, this),
+                                .joined = std::bind_front(&host_pool::join, this),
+                                .told = std::bind_front(&host_pool::hear, this),
+                                .ended = std::bind_front(&host_pool::leave, this)});
   if (!gate)
     return gate.error();
   {
@@ -162,7 +166,21 @@ host_pool::~host_pool() {
 
 // -- members
 
-caf::expected<host_welcome> host_pool::greet(const std::string& name) {
+/// A host that keeps to the same limits answers before these are over.
+host_session::limits host_pool::limits() const {
+  const auto longer = [&](std::chrono::nanoseconds x) {
+    constexpr std::chrono::nanoseconds most = as_good_as_never;
+    return std::min(x, most) + 2 * std::min(options_.hosts.link_limit, most); // there and back
+  };
+  const auto& workers = options_.workers;
+  return {.join = longer(workers.start_limit),
+          .start = longer(workers.start_limit),
+          .release = longer(std::max(workers.start_limit, workers.call_limit)),
+          .request =
+              workers.call_limit.count() == 0 ? workers.call_limit : longer(workers.call_limit)};
+}
+
+caf::expected<host_welcome> host_pool::greet(host_session& who, const std::string& name) {
   auto& hosts = options_.hosts;
   std::lock_guard lock{mutex_};
   auto known = members_.find(name);
@@ -174,6 +192,12 @@ caf::expected<host_welcome> host_pool::greet(const std::string& name) {
       (complete_ || members_.size() >= static_cast<std::size_t>(hosts.count)))
     return make_error(errc::unavailable,
                       "all expected hosts have joined, and " + name + " is not one of them");
+  constexpr std::size_t more_than_expected = 8;
+  if (!greeted_.contains(name) &&
+      greeted_.size() >= static_cast<std::size_t>(hosts.count) + more_than_expected)
+    return make_error(errc::unavailable,
+                      "too many hosts are joining: " + std::to_string(greeted_.size()) + ", of " +
+                          std::to_string(hosts.count) + " that are expected");
   host_welcome result;
   result.backend = options_.backend;
   result.devices = options_.host.devices;
@@ -182,12 +206,17 @@ caf::expected<host_welcome> host_pool::greet(const std::string& name) {
     result.spin_ns = std::chrono::nanoseconds{*options_.spin}.count();
   result.silence_limit_ns = hosts.link_limit.count();
   result.keep_freed_ms = options_.cuda.keep_freed.count();
+  // One at a time for each name: an agent that has started anew need not wait for the old one.
+  if (auto before = std::exchange(greeted_[name], &who); before != nullptr)
+    before->end(make_error(errc::unavailable, "another agent named " + name + " is joining"));
   return result;
 }
 
 caf::error host_pool::join(host_session& who, int devices) {
   {
     std::lock_guard lock{mutex_};
+    if (auto i = greeted_.find(who.name()); i != greeted_.end() && i->second == &who)
+      greeted_.erase(i);
     auto known = members_.find(who.name());
     if (known == members_.end()) { // else it joins again, or its name is in use
       if (complete_ || members_.size() >= static_cast<std::size_t>(options_.hosts.count))
@@ -214,6 +243,7 @@ caf::error host_pool::join(host_session& who, int devices) {
 void host_pool::leave(host_session& who, const caf::error& why) {
   {
     std::lock_guard lock{mutex_};
+    std::erase_if(greeted_, [&](auto& x) { return x.second == &who; });
     for (auto& [name, x] : members_)
       if (x.now.get() == &who)
         x.now = nullptr; // not the last owner: the gate keeps it until its thread has ended

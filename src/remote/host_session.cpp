@@ -1,6 +1,8 @@
 #include "remote/host_session.hpp"
 
+#include "foundation/fair_limit.hpp"
 #include "foundation/log.hpp"
+#include "foundation/option_check.hpp"
 #include "foundation/peer_text.hpp"
 #include "net/socket.hpp"
 
@@ -36,15 +38,12 @@ caf::error of_device(int device, const caf::error& why) {
 } // namespace
 
 caf::expected<std::shared_ptr<host_session>>
-host_session::start(std::shared_ptr<tls_context> context, file_descriptor socket, owner to) {
-  auto peer = other_end(socket);
-  if (!peer)
-    return peer.error();
-  auto address = to_string(*peer);
-  auto stream = tls_stream::create(std::move(context), std::move(socket), address);
+host_session::start(std::shared_ptr<tls_context> context, file_descriptor socket,
+                    const socket_address& address, const limits& how_long, owner to) {
+  auto stream = tls_stream::create(std::move(context), std::move(socket), to_string(address));
   if (!stream)
     return stream.error();
-  std::shared_ptr<host_session> result{new host_session{std::move(to), std::move(address)}};
+  std::shared_ptr<host_session> result{new host_session{std::move(to), how_long, address}};
   frame_link::options how;
   how.most_bytes = most_frame_bytes;
   frame_link::listener listener{std::bind_front(&host_session::received, result.get()),
@@ -61,11 +60,18 @@ void host_session::stop() noexcept {
     link_->stop();
 }
 
+std::optional<stranger> host_session::as_stranger() const noexcept {
+  if (phase_.load() != phase::stranger)
+    return std::nullopt;
+  return stranger{address_, link_->is_authenticated() ? stranger_stage::authenticated
+                                                      : stranger_stage::handshake};
+}
+
 bool host_session::turn_away(const char* why) noexcept {
   auto was = phase::stranger;
   if (!phase_.compare_exchange_strong(was, phase::over))
     return false;
-  link_->end(make_error(errc::unavailable, address_ + " is turned away: " + why));
+  link_->end(make_error(errc::unavailable, to_string(address_) + " is turned away: " + why));
   return true;
 }
 
@@ -118,16 +124,16 @@ caf::error host_session::take_hello(std::span<const std::byte> body) {
   auto name = read_host_hello(body);
   if (!name)
     return refuse(name.error());
-  auto what = to_.greet(*name);
+  auto what = to_.greet(*this, *name);
   if (!what)
     return refuse(what.error());
   name_ = std::move(*name);
-  if (auto error = link_->send(number(host_frame::welcome), 0, {packed(*what).bytes()}))
-    return error;
   auto was = phase::stranger;
-  if (phase_.compare_exchange_strong(was, phase::greeted)) // else it is turned away
-    link_->admit(std::chrono::nanoseconds{what->silence_limit_ns});
-  return {};
+  if (!phase_.compare_exchange_strong(was, phase::greeted))
+    return {}; // it is turned away
+  silence_limit_ = std::chrono::nanoseconds{what->silence_limit_ns};
+  link_->expect(limits_.join);
+  return link_->send(number(host_frame::welcome), 0, {packed(*what).bytes()});
 }
 
 caf::error host_session::take_ready(std::span<const std::byte> body) {
@@ -137,6 +143,7 @@ caf::error host_session::take_ready(std::span<const std::byte> body) {
   if (!reader.ok() || devices <= 0 || devices > most_devices)
     return make_error(errc::unavailable, name_ + " has an invalid number of devices");
   phase_.store(phase::joined);
+  link_->admit(silence_limit_);
   if (auto error = to_.joined(*this, devices))
     return refuse(error);
   return {};
@@ -188,8 +195,8 @@ std::shared_ptr<worker_relay> host_session::find(std::uint64_t channel) {
 // -- requests
 
 caf::error host_session::ask(std::uint64_t channel, host_frame kind,
-                             std::span<const std::byte> body,
-                             const std::stop_token& stop) noexcept {
+                             std::span<const std::byte> body, const char* what,
+                             std::chrono::nanoseconds limit, const std::stop_token& stop) noexcept {
   std::future<caf::error> answer;
   {
     std::lock_guard lock{mutex_};
@@ -203,6 +210,12 @@ caf::error host_session::ask(std::uint64_t channel, host_frame kind,
     return why_ ? why_ : error;
   }
   const std::stop_callback on_stop{stop, [this, channel] { give_up(channel); }};
+  for (fair_limit left{limit}; answer.wait_until(left.next()) != std::future_status::ready;)
+    if (left.over()) { // its end answers
+      link_->end(make_error(errc::unavailable, name_ + " has not answered a request to " + what +
+                                                   " a worker within " + text_of(limit)));
+      break;
+    }
   return answer.get();
 }
 
@@ -219,7 +232,7 @@ caf::expected<std::shared_ptr<worker_relay>>
 host_session::start_worker(int device, int ordinal, bool spare,
                            const std::stop_token& stop) noexcept {
   const auto channel = ++last_channel_;
-  auto relay = worker_relay::create(ordinal, channel, name_, link_);
+  auto relay = worker_relay::create(ordinal, channel, name_, link_, limits_.request);
   if (!relay)
     return relay.error();
   {
@@ -230,7 +243,8 @@ host_session::start_worker(int device, int ordinal, bool spare,
     relays_.emplace(channel, *relay);
   }
   const start_args what{device, spare};
-  if (auto error = ask(channel, host_frame::start, bytes_of(what), stop))
+  const auto limit = spare ? 2 * limits_.start : limits_.start; // its device's worker may be first
+  if (auto error = ask(channel, host_frame::start, bytes_of(what), "start", limit, stop))
     return error;
   if (auto error = (*relay)->begin()) {
     static_cast<void>(link_->send(number(host_frame::give_up), channel, {})); // or it is over
@@ -241,7 +255,8 @@ host_session::start_worker(int device, int ordinal, bool spare,
 
 void host_session::release(int device) noexcept {
   const std::int32_t what = device;
-  if (auto error = ask(++last_channel_, host_frame::release, bytes_of(what)))
+  if (auto error =
+          ask(++last_channel_, host_frame::release, bytes_of(what), "end", limits_.release))
     log(log_level::debug, "a host ended before its worker was released", error);
 }
 

@@ -95,18 +95,19 @@ private:
   bell& wakes_;
 };
 
-caf::expected<std::shared_ptr<worker_relay>> worker_relay::create(int ordinal,
-                                                                  std::uint64_t channel,
-                                                                  std::string host,
-                                                                  std::shared_ptr<frame_link> to) {
+caf::expected<std::shared_ptr<worker_relay>>
+worker_relay::create(int ordinal, std::uint64_t channel, std::string host,
+                     std::shared_ptr<frame_link> to, std::chrono::nanoseconds request_limit) {
   // Shared, since workers of this host may have to read its words.
   auto memory = shared_memory::create((sizeof(link_area) + 4095) / 4096 * 4096);
   if (!memory)
     return as_out_of_memory(memory.error());
   auto& area = *new (memory->bytes().data()) link_area;
-  return std::shared_ptr<worker_relay>{new worker_relay{
+  std::shared_ptr<worker_relay> result{new worker_relay{
       ordinal, std::move(host), std::make_shared<shared_memory>(std::move(*memory)), area,
       std::make_unique<sender>(channel, std::move(to), area.words.to_reader)}};
+  result->link_->set_request_limit(request_limit);
+  return result;
 }
 
 worker_relay::worker_relay(int ordinal, std::string host, std::shared_ptr<shared_memory> memory,

@@ -8,6 +8,7 @@
 #include "worker/protocol/shared_memory.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -30,9 +31,11 @@ namespace troupe::detail {
 class worker_relay : public std::enable_shared_from_this<worker_relay> {
 public:
   /// @param ordinal the device's ordinal in this process
+  /// @param request_limit how long a request waits for its answer; 0: no limit
   /// @errors errc::out_of_memory; errc::unavailable: no more files can be opened
   static caf::expected<std::shared_ptr<worker_relay>>
-  create(int ordinal, std::uint64_t channel, std::string host, std::shared_ptr<frame_link> to);
+  create(int ordinal, std::uint64_t channel, std::string host, std::shared_ptr<frame_link> to,
+         std::chrono::nanoseconds request_limit);
   /// Calls `end`.
   ~worker_relay();
 

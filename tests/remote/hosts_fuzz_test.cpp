@@ -4,6 +4,7 @@
 #include "net/socket.hpp"
 #include "remote/hosts_support.hpp"
 #include "remote/messages.hpp"
+#include "remote/rogue.hpp"
 #include "support/hostile_text.hpp"
 #include "support/load.hpp"
 #include "support/log_lines.hpp"
@@ -31,109 +32,7 @@ namespace {
 using detail::file_descriptor;
 using detail::host_frame;
 using detail::tls_context;
-using detail::tls_stream;
 using clock = std::chrono::steady_clock;
-
-/// Blocks until the socket has one of `events`. Returns false after `limit`.
-bool wait_for(int socket, short events, std::chrono::milliseconds limit = 5s) {
-  pollfd wanted{socket, events, 0};
-  return ::poll(&wanted, 1, static_cast<int>(limit.count())) > 0;
-}
-
-file_descriptor connect(std::uint16_t port) {
-  auto address = must(detail::address_from_string("127.0.0.1"));
-  address.port = port;
-  return must(detail::connect_to(address, clock::now() + patience));
-}
-
-std::vector<std::byte> frame_of(std::uint32_t kind, std::uint64_t channel,
-                                std::span<const std::byte> body) {
-  const detail::frame_head head{static_cast<std::uint32_t>(body.size()), kind, channel};
-  std::vector<std::byte> result(sizeof head + body.size());
-  std::memcpy(result.data(), &head, sizeof head);
-  if (!body.empty())
-    std::memcpy(result.data() + sizeof head, body.data(), body.size());
-  return result;
-}
-
-std::vector<std::byte> frame_of(host_frame kind, std::uint64_t channel,
-                                std::span<const std::byte> body) {
-  return frame_of(detail::number(kind), channel, body);
-}
-
-/// A member of the fleet that sends arbitrary data. Its calls block.
-class rogue {
-public:
-  rogue(const host_identity& who, tls_context::side side, file_descriptor socket)
-      : stream_(must(tls_stream::create(must(tls_context::create(who, side)), std::move(socket),
-                                        "the test"))) {}
-
-  /// Sends the bytes. Returns false if the connection has ended.
-  bool say(std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      std::size_t sent = 0;
-      if (!proceed([&] { return stream_.write(bytes, sent); }))
-        return false;
-      bytes = bytes.subspan(sent);
-    }
-    return true;
-  }
-  /// Returns the next frame that is not a sign of life.
-  std::optional<std::pair<detail::frame_head, std::vector<std::byte>>> hear() {
-    while (true) {
-      detail::frame_head head;
-      if (!fill(std::as_writable_bytes(std::span{&head, 1})))
-        return std::nullopt;
-      std::vector<std::byte> body(head.size);
-      if (!fill(body))
-        return std::nullopt;
-      if (head.kind != 0)
-        return std::pair{head, std::move(body)};
-    }
-  }
-  /// Blocks until the other side has closed the connection.
-  bool is_let_go() {
-    while (hear())
-      ;
-    return true;
-  }
-  const caf::error& error() const { return stream_.error(); }
-
-private:
-  template <class F> bool proceed(F step) {
-    while (true)
-      switch (step()) {
-      case tls_stream::outcome::done:
-        return true;
-      case tls_stream::outcome::wants_read:
-        if (!wait_for(stream_.native(), POLLIN))
-          return false;
-        break;
-      case tls_stream::outcome::wants_write:
-        if (!wait_for(stream_.native(), POLLOUT))
-          return false;
-        break;
-      case tls_stream::outcome::failed:
-        return false;
-      }
-  }
-  bool fill(std::span<std::byte> into) {
-    while (!into.empty()) {
-      std::size_t got = 0;
-      if (!proceed([&] { return stream_.read(into, got); }))
-        return false;
-      into = into.subspan(got);
-    }
-    return true;
-  }
-
-  tls_stream stream_;
-};
-
-std::vector<std::byte> hello_of(const std::string& name) {
-  const auto hello = must(detail::make_host_hello(name));
-  return frame_of(host_frame::hello, 0, detail::bytes_of(hello));
-}
 
 /// A parent with its hosts, and a port for other connections.
 class HostGate : public ::testing::Test {

@@ -78,6 +78,7 @@ public:
     how.host.devices = std::max(options_.local, 1);
     how.hosts = hosts();
     how.hosts.on_listening = [this](std::uint16_t port) {
+      listens_at_ = port;
       if (std::exchange(port_, options_.way(port)) != 0)
         return; // the agents know the port
       for (auto& name : options_.names)
@@ -113,7 +114,9 @@ public:
     agents_[name] = std::make_unique<running_child>("host_agent_child", environment);
   }
   running_child& agent(const std::string& name) { return *agents_.at(name); }
+  /// Returns the port to which agents connect.
   std::uint16_t port() const noexcept { return port_; }
+  std::uint16_t listens_at() const noexcept { return listens_at_; }
   /// Called before `open`: the agents know this port.
   void use_port(std::uint16_t x) { port_ = x; }
   test_authority& authority() noexcept { return authority_; }
@@ -122,6 +125,7 @@ private:
   fleet_options options_;
   test_authority authority_{"fleet"};
   std::uint16_t port_ = 0;
+  std::uint16_t listens_at_ = 0;
   std::map<std::string, std::unique_ptr<running_child>> agents_;
 };
 

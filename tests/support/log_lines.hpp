@@ -50,6 +50,12 @@ public:
     std::lock_guard lock{mutex_};
     return all_.size();
   }
+  /// Returns the number of lines that contain `what`.
+  std::size_t count_of(const std::string& what) {
+    std::lock_guard lock{mutex_};
+    return static_cast<std::size_t>(std::count_if(
+        all_.begin(), all_.end(), [&](auto& x) { return x.find(what) != std::string::npos; }));
+  }
 
 private:
   std::mutex mutex_;

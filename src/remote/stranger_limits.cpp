@@ -1,0 +1,48 @@
+#include "remote/stranger_limits.hpp"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <vector>
+
+namespace troupe::detail {
+
+namespace {
+
+/// The part of an address that stands for its owner.
+using network_part = std::array<std::byte, 8>;
+
+network_part network_of(const socket_address& x) noexcept {
+  network_part result{};
+  std::copy_n(x.host.begin(), x.version == 4 ? 4 : result.size(), result.begin());
+  return result;
+}
+
+} // namespace
+
+stranger_limits limits_of(stranger_stage at, std::size_t descriptors) noexcept {
+  constexpr std::size_t least = 4;
+  const std::size_t most = at == stranger_stage::silent ? 256 : 64; // it costs only a descriptor
+  const auto total = std::clamp(descriptors / 4, least, most);
+  return {total, at == stranger_stage::authenticated ? total : total / 4}; // members may share one
+}
+
+std::optional<std::size_t> who_goes(std::span<const stranger> present, stranger_stage at,
+                                    const stranger_limits& limits, std::minstd_rand& random) {
+  std::map<network_part, std::vector<std::size_t>> by_owner;
+  std::size_t total = 0;
+  for (std::size_t i = 0; i < present.size(); ++i)
+    if (present[i].at == at) {
+      by_owner[network_of(present[i].from)].push_back(i);
+      ++total;
+    }
+  if (by_owner.empty())
+    return std::nullopt;
+  const auto most = std::ranges::max_element(by_owner, {}, [](auto& x) { return x.second.size(); });
+  const auto& choice = most->second;
+  if (choice.size() <= limits.per_address && total <= limits.total)
+    return std::nullopt;
+  return choice[std::uniform_int_distribution<std::size_t>{0, choice.size() - 1}(random)];
+}
+
+} // namespace troupe::detail
