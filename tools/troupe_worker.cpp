@@ -36,9 +36,13 @@ int main(int argc, char** argv) {
   app.add_option("--authority", what.identity.authority,
                  "File of the authority whose certificates are those of the fleet")
       ->required();
-  app.add_option("--name", what.name, "How this host is called; else as the system calls it");
+  app.add_option("--revoked", what.identity.revoked,
+                 "File of the certificates that the authority has revoked");
+  app.add_option("--name", what.name,
+                 "How this host is called, a name in its certificate; else the first one there");
   app.add_option("--parent-name", what.parent_name,
-                 "The name or address that the program's certificate must be for");
+                 "The name or address that the program's certificate must be for; else that in "
+                 "--connect");
   app.add_option("--listen", what.listen_address,
                  "This host's address for ranks of others; else that of its end of the connection");
   app.add_option("--program", what.workers.program,

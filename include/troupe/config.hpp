@@ -25,9 +25,10 @@ class system_core;
 /// --troupe.placement=in_process|worker: where devices live (troupe/worker.hpp)
 /// --troupe.worker=PATH: the program of the workers
 /// --troupe.hosts.listen=ADDRESS, --troupe.hosts.port=N, --troupe.hosts.certificate=FILE,
-/// --troupe.hosts.key=FILE, --troupe.hosts.authority=FILE, --troupe.hosts.count=N,
-/// --troupe.hosts.names=NAME,NAME: other hosts whose devices join (`remote_hosts`); with
-/// --troupe.hosts.join-limit=SECONDS, --troupe.hosts.link-limit=MILLISECONDS
+/// --troupe.hosts.key=FILE, --troupe.hosts.authority=FILE, --troupe.hosts.revoked=FILE,
+/// --troupe.hosts.count=N, --troupe.hosts.names=NAME,NAME: other hosts whose devices join
+/// (`remote_hosts`); with --troupe.hosts.join-limit=SECONDS,
+/// --troupe.hosts.link-limit=MILLISECONDS
 /// --troupe.devices=N: number of virtual devices of the host backend, 1 to 1,024
 /// --troupe.keep-freed=MILLISECONDS: how long GPUs keep freed memory (`cuda_backend_options`); -1:
 /// until memory runs out

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -26,14 +27,16 @@ struct worker_settings {
   /// its file was replaced or removed. Any worker program has to begin with `worker_main`.
   std::string program = {};
   std::vector<std::string> arguments = {}; ///< placed before the library's own
-  /// Time limit from the start of a worker until it can be used.
+  /// Time limit from the start of a worker until it can be used. A worker of another host has the
+  /// limit of its agent. The program waits for the agent as long as its own limit, and twice
+  /// `remote_hosts::link_limit` more; then it ends the connection with that host.
   std::chrono::nanoseconds start_limit = std::chrono::seconds{30};
   /// A worker that shows no sign of life for this long is killed; 0: never.
   std::chrono::nanoseconds stuck_limit = std::chrono::seconds{1};
   /// A worker that shows signs of life, but is in one call for longer than this, is killed; 0:
   /// never. It applies to calls for a lane, including the first launch of a kernel, which may have
   /// to load it. It also applies to requests of other threads, except requests with a limit of
-  /// their own.
+  /// their own. For a worker of another host it is twice `remote_hosts::link_limit` longer.
   std::chrono::nanoseconds call_limit = std::chrono::seconds{30};
   /// Time limit for a rank's part in building a communicator; 0: none. When it expires, the build
   /// fails, and workers whose ranks are not built are killed. Ranks that wait for a lost rank are
@@ -42,12 +45,16 @@ struct worker_settings {
 };
 
 /// The certificate of one end of a connection between hosts, and the authority that it trusts:
-/// files in PEM format.
+/// files in PEM format. Files that change are read anew within a second, for new connections. If
+/// the new content cannot be used, the old one stays in use, and the log says so.
 struct host_identity {
   std::string certificate = {}; ///< its own, then those between it and the authority's
   std::string key = {};         ///< private key of the certificate; without a passphrase
-  std::string authority =
-      {}; ///< the certificate authority of the fleet; each holder of its certificates is trusted
+  /// The certificate authority of the fleet. Each holder of its certificates is a member.
+  std::string authority = {};
+  /// The authority's list of certificates that it has revoked; empty: there is none. They are
+  /// refused from the next connection on. A list that has expired refuses all.
+  std::string revoked = {};
 };
 
 /// Other hosts whose devices join those of this program; `troupe-worker --connect` runs on each.
@@ -71,8 +78,13 @@ struct remote_hosts {
   /// A connection on which no data arrives for this long is lost, on both sides. The host then ends
   /// its workers and tries to join again.
   std::chrono::nanoseconds link_limit = std::chrono::seconds{3};
-  /// How long each attempt to open a device again waits for its host (`lane_options`).
+  /// How long each attempt to open a device again waits for its host (`lane_options`). A host that
+  /// is lost again and again within seconds is used after growing pauses, up to this long.
   std::chrono::nanoseconds rejoin_limit = std::chrono::seconds{10};
+  /// Ends the wait for the hosts with errc::cancelled, within 50 ms. It is polled, so that also a
+  /// signal handler of the program may request it. An actor system whose wait was ended stays
+  /// without devices.
+  std::stop_token stop = {};
   /// Called with the port, on the thread that makes the backend. If it throws, making the backend
   /// fails (errc::unavailable).
   std::function<void(std::uint16_t)> on_listening = {};
@@ -95,7 +107,8 @@ struct worker_backend_options {
 /// This process makes no CUDA context.
 /// @errors errc::invalid_argument: no such backend, or settings that can never be valid;
 ///         errc::unavailable: no worker can be started, it has no devices, or hosts have not joined
-///         in time; errc::not_supported: other hosts, but the library was built without OpenSSL
+///         in time; errc::cancelled: the wait for hosts was ended; errc::not_supported: other
+///         hosts, but the library was built without OpenSSL
 caf::expected<std::shared_ptr<backend>> make_worker_backend(worker_backend_options options);
 
 /// Runs the worker, if this process is one. A program that is to be its own worker calls it first
@@ -122,9 +135,11 @@ std::vector<device_place> device_places(const backend& of);
 struct host_agent_options {
   std::string parent = {}; ///< "host:port"
   host_identity identity = {};
-  /// The name that the parent's certificate must be for; empty: any certificate of the authority.
+  /// The name or numeric address that the parent's certificate must be for; empty: that in
+  /// `parent`.
   std::string parent_name = {};
-  std::string name = {}; ///< name of this host; empty: the system's host name
+  /// Name of this host, one that its certificate has. Empty: the first name in its certificate.
+  std::string name = {};
   /// Numeric address of this host for ranks in its workers. Empty: that of its connection's end.
   std::string listen_address = {};
   worker_settings workers = {};

@@ -404,6 +404,7 @@ config::config() : core_(std::make_unique<detail::system_core>(*this)) {
       .add(hosts.identity.key, "key", "file of this program's private key")
       .add(hosts.identity.authority, "authority",
            "file of the authority that signs all hosts' certificates")
+      .add(hosts.identity.revoked, "revoked", "file of the certificates that it has revoked")
       .add(hosts_count_, "count", "hosts to wait for")
       .add(hosts_names_, "names", "names of the hosts, in the order of their devices")
       .add(hosts_join_s_, "join-limit", "how long to wait for hosts, in seconds")

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -83,6 +84,8 @@ public:
 
   /// Returns the peer's address and certificate subject. On the link's thread, after a frame came.
   std::string peer() const;
+  /// Returns the names in its certificate. The same.
+  std::vector<std::string> peer_names() const { return stream_.peer_names(); }
 
 private:
   using clock = std::chrono::steady_clock;

@@ -248,6 +248,11 @@ caf::error check_name(const std::string& where) {
   return split(where) ? caf::error{} : no_name(where);
 }
 
+std::string host_in(const std::string& where) {
+  const auto parts = split(where);
+  return parts ? parts->name : std::string{};
+}
+
 caf::expected<file_descriptor> connect_to_name(const std::string& where,
                                                std::chrono::steady_clock::time_point until) {
   const auto parts = split(where);

@@ -57,6 +57,9 @@ caf::expected<file_descriptor> connect_to_name(const std::string& where,
 /// @errors errc::invalid_argument
 caf::error check_name(const std::string& where);
 
+/// Returns the host in a text for `connect_to_name`, without brackets.
+std::string host_in(const std::string& where);
+
 /// Accepts a connection. Returns none, with `errno`, if there is none or too many files are open.
 /// @shape `listener` does not block; the result does
 file_descriptor accept_from(const file_descriptor& listener);

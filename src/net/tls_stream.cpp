@@ -47,6 +47,30 @@ caf::error unusable(const char* what, const std::string& file) {
                     std::string{what} + " '" + file + "' cannot be used: " + take_errors());
 }
 
+std::string text_of(const ASN1_STRING* x) {
+  return {reinterpret_cast<const char*>(ASN1_STRING_get0_data(x)),
+          static_cast<std::size_t>(ASN1_STRING_length(x))};
+}
+
+/// Returns the DNS names of a certificate; without any, the common name of its subject.
+std::vector<std::string> names_in(X509* certificate) {
+  std::vector<std::string> result;
+  const auto free_all = [](GENERAL_NAMES* x) { GENERAL_NAMES_free(x); };
+  const std::unique_ptr<GENERAL_NAMES, decltype(free_all)> all{
+      static_cast<GENERAL_NAMES*>(
+          X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr)),
+      free_all};
+  for (int i = 0; i < sk_GENERAL_NAME_num(all.get()); ++i) // -1 if there are none
+    if (const auto* x = sk_GENERAL_NAME_value(all.get(), i); x->type == GEN_DNS)
+      result.push_back(text_of(x->d.dNSName));
+  if (!result.empty())
+    return result;
+  const auto* subject = X509_get_subject_name(certificate);
+  if (const int i = X509_NAME_get_index_by_NID(subject, NID_commonName, -1); i >= 0)
+    result.push_back(text_of(X509_NAME_ENTRY_get_data(X509_NAME_get_entry(subject, i))));
+  return result;
+}
+
 /// Refuses a key with a passphrase, since there is no user to ask.
 int no_passphrase(char*, int, int, void*) { return -1; }
 
@@ -146,6 +170,13 @@ caf::expected<std::shared_ptr<tls_context>> tls_context::create(const host_ident
   // Only this authority counts, none of the system's.
   if (SSL_CTX_load_verify_file(native, who.authority.c_str()) != 1)
     return unusable("the authority", who.authority);
+  if (!who.revoked.empty()) {
+    auto* lookup = X509_STORE_add_lookup(SSL_CTX_get_cert_store(native), X509_LOOKUP_file());
+    if (lookup == nullptr ||
+        X509_load_crl_file(lookup, who.revoked.c_str(), X509_FILETYPE_PEM) <= 0 ||
+        X509_VERIFY_PARAM_set_flags(SSL_CTX_get0_param(native), X509_V_FLAG_CRL_CHECK) != 1)
+      return unusable("the list of revoked certificates", who.revoked);
+  }
   SSL_CTX_set_verify(native, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   SSL_CTX_set_verify_depth(native, most_certificates);
   SSL_CTX_set_max_cert_list(native, most_certificate_bytes);
@@ -158,17 +189,22 @@ caf::expected<std::shared_ptr<tls_context>> tls_context::create(const host_ident
   return result;
 }
 
+std::vector<std::string> tls_context::names() const {
+  auto* certificate = SSL_CTX_get0_certificate(native_.get());
+  return certificate != nullptr ? names_in(certificate) : std::vector<std::string>{};
+}
+
 // -- a connection
 
 void tls_stream::deleter::operator()(ssl_st* x) const noexcept { SSL_free(x); }
 
 caf::expected<tls_stream> tls_stream::create(std::shared_ptr<tls_context> context,
                                              file_descriptor socket, std::string peer,
-                                             const std::string& peer_name) {
+                                             std::string peer_name) {
   const int flags = ::fcntl(socket.get(), F_GETFL);
   if (flags < 0 || ::fcntl(socket.get(), F_SETFL, flags | O_NONBLOCK) != 0)
     return system_failure("fcntl", errno, "the connection with " + peer);
-  tls_stream result{std::move(context), std::move(socket), std::move(peer)};
+  tls_stream result{std::move(context), std::move(socket), std::move(peer), std::move(peer_name)};
   ERR_clear_error();
   auto failed = [] { return make_error(errc::unavailable, "OpenSSL: " + take_errors()); };
   result.native_.reset(SSL_new(result.context_->native()));
@@ -181,12 +217,12 @@ caf::expected<tls_stream> tls_stream::create(std::shared_ptr<tls_context> contex
   BIO_set_data(bio, reinterpret_cast<void*>(static_cast<std::intptr_t>(result.socket_.get())));
   BIO_set_init(bio, 1);
   SSL_set_bio(ssl, bio, bio);
-  if (!peer_name.empty()) {
-    const bool set = is_number(peer_name) ? X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl),
-                                                                          peer_name.c_str()) == 1
-                                          : SSL_set1_host(ssl, peer_name.c_str()) == 1;
+  if (const auto& name = result.peer_name_; !name.empty()) {
+    const bool set = is_number(name)
+                         ? X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl), name.c_str()) == 1
+                         : SSL_set1_host(ssl, name.c_str()) == 1;
     if (!set)
-      return make_error(errc::invalid_argument, "invalid host name: '" + peer_name + "'");
+      return make_error(errc::invalid_argument, "invalid host name: '" + name + "'");
   }
   if (result.context_->which() == tls_context::side::parent)
     SSL_set_accept_state(ssl);
@@ -230,8 +266,11 @@ tls_stream::outcome tls_stream::judge(int result, const char* doing) noexcept {
     break;
   }
   auto why = take_errors();
-  if (const auto verdict = SSL_get_verify_result(native_.get()); verdict != X509_V_OK)
+  const auto verdict = SSL_get_verify_result(native_.get());
+  if (verdict != X509_V_OK)
     why += std::string{"; the peer's certificate: "} + X509_verify_cert_error_string(verdict);
+  if (verdict == X509_V_ERR_HOSTNAME_MISMATCH || verdict == X509_V_ERR_IP_ADDRESS_MISMATCH)
+    why += ": it is not for " + peer_name_;
   error_ = make_error(errc::unavailable, "the connection with " + peer_ + " failed: " + why);
   return outcome::failed;
 }
@@ -255,14 +294,18 @@ void tls_stream::end() noexcept {
   ERR_clear_error();
 }
 
+std::vector<std::string> tls_stream::peer_names() const {
+  auto* certificate = SSL_get0_peer_certificate(native_.get());
+  return certificate != nullptr ? names_in(certificate) : std::vector<std::string>{};
+}
+
 std::string tls_stream::peer_subject() const {
-  std::unique_ptr<X509, decltype(&X509_free)> certificate{SSL_get1_peer_certificate(native_.get()),
-                                                          X509_free};
-  if (!certificate)
+  auto* certificate = SSL_get0_peer_certificate(native_.get());
+  if (certificate == nullptr)
     return {};
   std::unique_ptr<BIO, decltype(&BIO_free)> text{BIO_new(BIO_s_mem()), BIO_free};
-  if (!text || X509_NAME_print_ex(text.get(), X509_get_subject_name(certificate.get()), 0,
-                                  XN_FLAG_ONELINE) < 0)
+  if (!text ||
+      X509_NAME_print_ex(text.get(), X509_get_subject_name(certificate), 0, XN_FLAG_ONELINE) < 0)
     return {};
   char* first = nullptr;
   const auto size = BIO_get_mem_data(text.get(), &first);

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 struct ssl_st;
 struct ssl_ctx_st;
@@ -33,6 +34,8 @@ public:
 
   ssl_ctx_st* native() const noexcept { return native_.get(); }
   side which() const noexcept { return side_; }
+  /// Returns the names in the own certificate.
+  std::vector<std::string> names() const;
 
 private:
   struct deleter {
@@ -63,7 +66,7 @@ public:
   /// @errors errc::unavailable
   static caf::expected<tls_stream> create(std::shared_ptr<tls_context> context,
                                           file_descriptor socket, std::string peer,
-                                          const std::string& peer_name = {});
+                                          std::string peer_name = {});
 
   // Both first authenticate the two sides. On an agent a write may succeed before the parent has
   // checked the agent's certificate: then a read fails.
@@ -82,8 +85,9 @@ public:
   /// Returns why a read or write failed.
   const caf::error& error() const noexcept { return error_; }
   const std::string& peer() const noexcept { return peer_; }
-  /// Returns the subject of the peer's certificate, after the handshake.
+  /// Return the subject of the peer's certificate and the names in it, after the handshake.
   std::string peer_subject() const;
+  std::vector<std::string> peer_names() const;
   int native() const noexcept { return socket_.get(); }
 
 private:
@@ -91,8 +95,10 @@ private:
     void operator()(ssl_st* x) const noexcept;
   };
 
-  tls_stream(std::shared_ptr<tls_context> context, file_descriptor socket, std::string peer)
-      : context_(std::move(context)), socket_(std::move(socket)), peer_(std::move(peer)) {}
+  tls_stream(std::shared_ptr<tls_context> context, file_descriptor socket, std::string peer,
+             std::string peer_name)
+      : context_(std::move(context)), socket_(std::move(socket)), peer_(std::move(peer)),
+        peer_name_(std::move(peer_name)) {}
   /// Returns the native object for a call, with no error of earlier calls left.
   ssl_st* without_errors() noexcept;
   outcome judge(int result, const char* doing) noexcept;
@@ -100,6 +106,7 @@ private:
   std::shared_ptr<tls_context> context_;
   file_descriptor socket_;
   std::string peer_;
+  std::string peer_name_;
   std::unique_ptr<ssl_st, deleter> native_; // destroyed before the socket
   caf::error error_;
 };

@@ -5,13 +5,13 @@
 #include "foundation/peer_text.hpp"
 #include "foundation/system_call.hpp"
 #include "net/socket.hpp"
+#include "net/tls_identity.hpp"
 #include "remote/agent_worker.hpp"
 #include "worker/parent/process_pool.hpp"
 #include <troupe/detail/completion.hpp>
 
 #include <algorithm>
 #include <atomic>
-#include <climits>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -24,8 +24,6 @@
 #include <thread>
 #include <utility>
 #include <vector>
-
-#include <unistd.h>
 
 namespace troupe {
 
@@ -366,11 +364,15 @@ void host_agent::release(std::uint64_t request, int device) {
   answer(host_frame::released, request, {});
 }
 
-std::string system_name() {
-  std::string result(HOST_NAME_MAX + 1, '\0');
-  if (::gethostname(result.data(), result.size()) != 0)
-    return {};
-  result.resize(::strnlen(result.data(), result.size()));
+/// `wanted`: the name of this host; empty: the first of the `names` in its certificate.
+caf::expected<host_hello> hello_of(const std::string& wanted,
+                                   const std::vector<std::string>& names) {
+  if (names.empty())
+    return make_error(errc::invalid_argument, "the certificate of this host has no name");
+  auto result = make_host_hello(wanted.empty() ? names.front() : wanted);
+  if (result && !wanted.empty() && std::ranges::find(names, wanted) == names.end())
+    return make_error(errc::invalid_argument, "the certificate of this host is not for " + wanted +
+                                                  ": its first name is " + names.front());
   return result;
 }
 
@@ -379,13 +381,10 @@ std::string system_name() {
 } // namespace detail
 
 caf::error run_host_agent(host_agent_options options) {
-  if (options.name.empty())
-    options.name = detail::system_name();
-  auto hello = detail::make_host_hello(options.name);
-  if (!hello)
-    return hello.error();
   if (auto error = detail::check_name(options.parent))
     return error;
+  if (options.parent_name.empty())
+    options.parent_name = detail::host_in(options.parent);
   if (!options.listen_address.empty())
     if (auto address = detail::address_from_string(options.listen_address); !address)
       return address.error();
@@ -396,15 +395,18 @@ caf::error run_host_agent(host_agent_options options) {
                              std::pair{"host_agent_options::retry_pause", options.retry_pause}})
     if (auto error = detail::check_positive(name, limit))
       return error;
-  auto context = detail::tls_context::create(options.identity, detail::tls_context::side::agent);
-  if (!context)
-    return context.error();
+  auto identity = detail::tls_identity::create(options.identity, detail::tls_context::side::agent);
+  if (!identity)
+    return identity.error();
+  auto hello = detail::hello_of(options.name, (*identity)->current()->names());
+  if (!hello)
+    return hello.error();
   const auto first_pause =
       std::min<std::chrono::nanoseconds>(options.retry_pause, detail::as_good_as_never);
   std::chrono::nanoseconds pause = first_pause;
   for (std::string told;;) {
     detail::host_agent agent{options, *hello};
-    const auto why = agent.serve(*context);
+    const auto why = agent.serve((*identity)->current());
     if (auto text = describe(why); text != told) { // the same reason is logged once
       detail::log(log_level::warning, "could not join " + options.parent + "; trying again", why);
       told = std::move(text);

@@ -46,9 +46,9 @@ void refuse(file_descriptor socket, const socket_address& from, const std::strin
 caf::expected<std::unique_ptr<host_gate>> host_gate::start(const remote_hosts& where,
                                                            const host_session::limits& how_long,
                                                            host_session::owner to) {
-  auto context = tls_context::create(where.identity, tls_context::side::parent);
-  if (!context)
-    return context.error();
+  auto identity = tls_identity::create(where.identity, tls_context::side::parent);
+  if (!identity)
+    return identity.error();
   auto address = address_from_string(where.listen_address);
   if (!address)
     return address.error();
@@ -59,7 +59,7 @@ caf::expected<std::unique_ptr<host_gate>> host_gate::start(const remote_hosts& w
   auto wake = wake_up::create();
   if (!wake)
     return wake.error();
-  std::unique_ptr<host_gate> result{new host_gate{std::move(*context), std::move(*listener),
+  std::unique_ptr<host_gate> result{new host_gate{std::move(*identity), std::move(*listener),
                                                   std::move(*wake), *address, how_long,
                                                   std::move(to)}};
   if (auto error = start_thread(
@@ -168,7 +168,7 @@ void host_gate::limit_callers(stranger_stage at) noexcept {
   std::vector<stranger> present;
   for (auto& x : callers_)
     present.push_back({x.from, x.at});
-  const auto i = who_goes(present, at, limits_of(at, descriptor_limit()), random_);
+  const auto i = find_surplus(present, at, limits_of(at, descriptor_limit()), random_);
   if (!i)
     return;
   const auto gone = callers_.begin() + static_cast<std::ptrdiff_t>(*i);
@@ -236,7 +236,7 @@ bool host_gate::has_room(const socket_address& next) noexcept {
       sessions.push_back(x.get());
     }
   const auto who = [&](stranger_stage at) {
-    return who_goes(present, at, limits_of(at, descriptor_limit()), random_);
+    return find_surplus(present, at, limits_of(at, descriptor_limit()), random_);
   };
   if (const auto i = who(stranger_stage::authenticated))
     sessions[*i]->turn_away(too_many); // or it has just become known
@@ -256,8 +256,8 @@ void host_gate::begin_session(caller x) noexcept {
     to_.ended(who, why);
     wake_.signal();
   };
-  auto session =
-      host_session::start(context_, std::move(x.socket), x.from, how_long_, std::move(owner));
+  auto session = host_session::start(identity_->current(), std::move(x.socket), x.from, how_long_,
+                                     std::move(owner));
   if (!session)
     return log(log_level::warning, "a connection was refused", session.error());
   sessions_.push_back(std::move(*session));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "net/socket.hpp"
+#include "net/tls_identity.hpp"
 #include "remote/host_session.hpp"
 
 #include <atomic>
@@ -47,10 +48,10 @@ private:
   /// What has arrived from a caller: its first message, or not.
   enum class hello : std::uint8_t { incomplete, complete, invalid, none };
 
-  host_gate(std::shared_ptr<tls_context> context, file_descriptor listener, wake_up wake,
+  host_gate(std::unique_ptr<tls_identity> identity, file_descriptor listener, wake_up wake,
             socket_address address, const host_session::limits& how_long,
             host_session::owner to) noexcept
-      : context_(std::move(context)), listener_(std::move(listener)), wake_(std::move(wake)),
+      : identity_(std::move(identity)), listener_(std::move(listener)), wake_(std::move(wake)),
         address_(address), how_long_(how_long), to_(std::move(to)) {}
 
   void run() noexcept;
@@ -73,7 +74,7 @@ private:
   bool has_room(const socket_address& next) noexcept;
   void begin_session(caller x) noexcept;
 
-  const std::shared_ptr<tls_context> context_;
+  const std::unique_ptr<tls_identity> identity_; ///< used by the thread
   const file_descriptor listener_;
   const wake_up wake_;
   const socket_address address_;

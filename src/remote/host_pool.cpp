@@ -25,12 +25,23 @@ namespace troupe::detail {
 
 namespace {
 
+using clock = std::chrono::steady_clock;
+
+/// A host that is lost sooner than this has failed.
+constexpr std::chrono::seconds long_life{10};
+/// The pause after the second failure in a row. Each next pause is four times as long, up to
+/// `remote_hosts::rejoin_limit`. So a host that fails again and again uses up no world's restarts.
+constexpr std::chrono::milliseconds first_pause{100};
+
 /// A host, connected or not.
 struct member {
   std::string name;
   int devices = 0;                   ///< set when it joins first
   int first = 0;                     ///< ordinal of its first device
   std::shared_ptr<host_session> now; ///< null: not connected
+  clock::time_point joined_at{};
+  int failures = 0;              ///< in a row
+  clock::time_point used_from{}; ///< until then no worker is started there
 };
 
 class host_pool final : public worker_pool, public std::enable_shared_from_this<host_pool> {
@@ -76,12 +87,16 @@ private:
   std::shared_ptr<host_session> session_of(const member& host);
   /// Returns null if the host does not connect in time, or `stop` is requested.
   std::shared_ptr<host_session> wait_for(const member& host, const std::stop_token& stop);
+  /// Notes that the host is lost. Returns how it goes on, for the log. Needs `mutex_`.
+  std::string note_loss(member& host) const;
 
   bool is_local(int ordinal) const noexcept { return ordinal < local_devices_; }
   slot& slot_of(int ordinal) const noexcept {
     return *slots_[static_cast<std::size_t>(ordinal - local_devices_)];
   }
   caf::expected<running> start(slot& here, int ordinal, bool spare, const std::stop_token& stop);
+  caf::expected<running> start_at(host_session& host, const slot& here, int ordinal, bool spare,
+                                  const std::stop_token& stop);
   void end(const running& x, const caf::error& why) noexcept;
   void end_all(const std::vector<running>& lost) noexcept;
 
@@ -233,6 +248,7 @@ caf::error host_pool::join(host_session& who, int devices) {
                                                std::to_string(x.devices) + " devices, and has " +
                                                std::to_string(devices) + " now");
     x.now = who.shared_from_this();
+    x.joined_at = clock::now();
   }
   changed_.notify_all();
   log(log_level::info,
@@ -240,17 +256,33 @@ caf::error host_pool::join(host_session& who, int devices) {
   return {};
 }
 
+std::string host_pool::note_loss(member& host) const {
+  const auto now = clock::now();
+  host.now = nullptr; // not the last owner: the gate keeps it until its thread has ended
+  host.failures = now - host.joined_at < long_life ? host.failures + 1 : 0;
+  if (host.failures < 2)
+    return {};
+  std::chrono::nanoseconds pause = first_pause;
+  for (int i = 2; i < host.failures && pause < options_.hosts.rejoin_limit; ++i)
+    pause *= 4;
+  pause = std::min(pause, options_.hosts.rejoin_limit);
+  host.used_from = now + pause;
+  return "; the host has failed " + std::to_string(host.failures) +
+         " times in a row, and is used again after " + text_of(pause);
+}
+
 void host_pool::leave(host_session& who, const caf::error& why) {
+  std::string how_it_goes_on;
   {
     std::lock_guard lock{mutex_};
     std::erase_if(greeted_, [&](auto& x) { return x.second == &who; });
     for (auto& [name, x] : members_)
       if (x.now.get() == &who)
-        x.now = nullptr; // not the last owner: the gate keeps it until its thread has ended
+        how_it_goes_on = note_loss(x);
     if (closing_)
       return;
   }
-  log(log_level::warning, "a connection with a host is over", why);
+  log(log_level::warning, "a connection with a host is over" + how_it_goes_on, why);
 }
 
 void host_pool::hear(host_session& who, int device, std::span<const std::byte> what) {
@@ -291,8 +323,12 @@ caf::error host_pool::wait_for_all() {
     return std::ranges::count_if(members_, [](auto& x) { return x.second.now != nullptr; }) ==
            hosts.count;
   };
-  if (!fair_limit{hosts.join_limit}.wait(changed_, lock, all_there))
-    return make_error(errc::unavailable, missing_hosts());
+  for (fair_limit limit{hosts.join_limit}; !changed_.wait_until(lock, limit.next(), all_there);) {
+    if (hosts.stop.stop_requested())
+      return make_error(errc::cancelled, "the wait for hosts was ended by remote_hosts::stop");
+    if (limit.over() && !all_there())
+      return make_error(errc::unavailable, missing_hosts());
+  }
   complete_ = true;
   auto order = hosts.names;
   if (order.empty())
@@ -318,9 +354,12 @@ std::shared_ptr<host_session> host_pool::session_of(const member& host) {
 std::shared_ptr<host_session> host_pool::wait_for(const member& host, const std::stop_token& stop) {
   fair_limit limit{options_.hosts.rejoin_limit};
   std::unique_lock lock{mutex_};
-  while (!changed_.wait_until(lock, stop, limit.next(), [&] { return host.now != nullptr; }))
-    if (stop.stop_requested() || limit.over())
+  const auto usable = [&] { return host.now != nullptr && clock::now() >= host.used_from; };
+  while (!changed_.wait_until(lock, stop, limit.next(), usable)) {
+    const bool over = limit.over();
+    if (stop.stop_requested() || (over && host.now == nullptr)) // else its pause will be over
       return nullptr;
+  }
   return host.now; // if it ends meanwhile, its calls fail
 }
 
@@ -345,15 +384,30 @@ void host_pool::end_all(const std::vector<running>& lost) noexcept {
     end(x, x.link->loss());
 }
 
+/// A host that is lost meanwhile is waited for and tried again, as one that was not there.
 caf::expected<host_pool::running> host_pool::start(slot& here, int ordinal, bool spare,
                                                    const std::stop_token& stop) {
-  auto session = wait_for(*here.host, stop);
-  if (!session)
-    return make_error(errc::unavailable, "the host " + here.host->name + " has not joined");
-  auto relay = session->start_worker(here.device, ordinal, spare, stop);
-  if (!relay)
-    return make_error(errc::unavailable, "the host " + here.host->name +
-                                             " starts no worker: " + describe(relay.error()));
+  const auto until = clock::now() + std::min<std::chrono::nanoseconds>(options_.hosts.rejoin_limit,
+                                                                       as_good_as_never);
+  while (true) {
+    const auto session = wait_for(*here.host, stop);
+    if (!session)
+      return make_error(errc::unavailable, "the host " + here.host->name + " has not joined");
+    auto result = start_at(*session, here, ordinal, spare, stop);
+    if (result || !session->is_over() || stop.stop_requested() || clock::now() >= until)
+      return result;
+  }
+}
+
+caf::expected<host_pool::running> host_pool::start_at(host_session& host, const slot& here,
+                                                      int ordinal, bool spare,
+                                                      const std::stop_token& stop) {
+  auto relay = host.start_worker(here.device, ordinal, spare, stop);
+  // No other thread has the link yet. A host that cannot even do this is found here.
+  auto error = relay ? (*relay)->link()->run(command::bind) : relay.error();
+  if (error)
+    return make_error(errc::unavailable,
+                      "the host " + here.host->name + " starts no worker: " + describe(error));
   const auto& memory = (*relay)->memory();
   segments().add(memory.bytes(), memory.descriptor(), *relay);
   return running{(*relay)->link(), *relay};

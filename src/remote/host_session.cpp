@@ -6,6 +6,7 @@
 #include "foundation/peer_text.hpp"
 #include "net/socket.hpp"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,14 @@ caf::error lost_host(const std::string& name, const caf::error& why) {
   f.detail = "the host " + name + " is lost: " + f.detail;
   f.code = errc::worker_lost;
   return make_error(std::move(f));
+}
+
+/// Returns the names in a certificate as one text.
+std::string list_of(const std::vector<std::string>& names) {
+  std::string result;
+  for (auto& x : names)
+    result += (result.empty() ? "" : ", ") + x;
+  return names.empty() ? "no name" : peer_text(result, most_peer_name);
 }
 
 caf::error of_device(int device, const caf::error& why) {
@@ -124,6 +133,9 @@ caf::error host_session::take_hello(std::span<const std::byte> body) {
   auto name = read_host_hello(body);
   if (!name)
     return refuse(name.error());
+  if (const auto names = link_->peer_names(); std::ranges::find(names, *name) == names.end())
+    return refuse(make_error(errc::unavailable,
+                             "its certificate is for " + list_of(names) + ", not for " + *name));
   auto what = to_.greet(*this, *name);
   if (!what)
     return refuse(what.error());

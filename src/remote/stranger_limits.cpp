@@ -27,8 +27,8 @@ stranger_limits limits_of(stranger_stage at, std::size_t descriptors) noexcept {
   return {total, at == stranger_stage::authenticated ? total : total / 4}; // members may share one
 }
 
-std::optional<std::size_t> who_goes(std::span<const stranger> present, stranger_stage at,
-                                    const stranger_limits& limits, std::minstd_rand& random) {
+std::optional<std::size_t> find_surplus(std::span<const stranger> present, stranger_stage at,
+                                        const stranger_limits& limits, std::minstd_rand& random) {
   std::map<network_part, std::vector<std::size_t>> by_owner;
   std::size_t total = 0;
   for (std::size_t i = 0; i < present.size(); ++i)

@@ -37,7 +37,7 @@ stranger_limits limits_of(stranger_stage at, std::size_t descriptors) noexcept;
 /// random of an address that has more than its share, else one of the address that has the most.
 /// Addresses of IP version 6 count as one if they differ in their last 64 bits only.
 /// @return none if there are not too many
-std::optional<std::size_t> who_goes(std::span<const stranger> present, stranger_stage at,
-                                    const stranger_limits& limits, std::minstd_rand& random);
+std::optional<std::size_t> find_surplus(std::span<const stranger> present, stranger_stage at,
+                                        const stranger_limits& limits, std::minstd_rand& random);
 
 } // namespace troupe::detail

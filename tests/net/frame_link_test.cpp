@@ -171,6 +171,47 @@ TEST(FrameLink, AnAgentMayAskForAName) {
   }
 }
 
+/// Expects that the agent or the parent refuses the other one, and that the reason has this text.
+void expect_refused(const host_identity& as_parent, const host_identity& as_agent,
+                    const std::string& text) {
+  auto [first, second] = connected();
+  party here{as_parent, parent, std::move(second)};
+  party there{as_agent, agent, std::move(first)};
+  static_cast<void>(there.send({1, 0, {}})); // the link may have ended before
+  const auto why = here.wait_end() + there.wait_end();
+  EXPECT_NE(why.find(text), std::string::npos) << why;
+}
+
+TEST(FrameLink, ACertificateIsForOneSide) {
+  test_authority fleet{"fleet"};
+  const auto for_parents = fleet.issue_for("p", "DNS:p", "serverAuth");
+  const auto for_agents = fleet.issue_for("a", "DNS:a", "clientAuth");
+  expect_refused(for_agents, for_agents, "unsuitable certificate purpose");
+  expect_refused(for_parents, for_parents, "unsuitable certificate purpose");
+  auto [first, second] = connected();
+  party here{for_parents, parent, std::move(second)};
+  party there{for_agents, agent, std::move(first)};
+  ASSERT_FALSE(there.send({1, 0, {}}));
+  EXPECT_EQ(here.wait_for(1).size(), 1U);
+}
+
+TEST(FrameLink, RevokedCertificatesAreRefused) {
+  test_authority fleet{"fleet"};
+  const auto good = fleet.issue("good");
+  const auto bad = fleet.issue("bad");
+  auto wary = fleet.issue("wary");
+  wary.revoked = fleet.revoke({bad});
+  expect_refused(wary, bad, "certificate revoked");
+  expect_refused(bad, wary, "certificate revoked");
+  auto [first, second] = connected();
+  party here{wary, parent, std::move(second)};
+  party there{good, agent, std::move(first)};
+  ASSERT_FALSE(there.send({1, 0, {}}));
+  EXPECT_EQ(here.wait_for(1).size(), 1U);
+  wary.revoked = fleet.revoke({}, 1);
+  expect_refused(wary, good, "CRL has expired");
+}
+
 TEST(FrameLink, StrangersHaveLittleTime) {
   test_authority fleet{"fleet"};
   for (bool speaks_tls : {false, true}) {
@@ -257,6 +298,10 @@ TEST(FrameLink, WrongFilesAreTold) {
   EXPECT_NE(with([](auto& x) { x.certificate = "/nowhere"; }).find("'/nowhere' cannot be used"),
             std::string::npos);
   EXPECT_NE(with([&](auto& x) { x.key = fleet.issue("other").key; }).find("mismatch"),
+            std::string::npos);
+  EXPECT_NE(with([&](auto& x) {
+              x.revoked = folder.write("no-list.pem", "nothing");
+            }).find("the list of revoked certificates"),
             std::string::npos);
   EXPECT_NE(
       with([&](auto& x) { x.authority = folder.write("no.pem", "nothing"); }).find("the authority"),

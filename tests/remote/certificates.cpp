@@ -125,32 +125,70 @@ test_authority::test_authority(const std::string& name) : key_(new_key()) {
 }
 
 host_identity test_authority::issue(const std::string& name, const std::string& address) {
-  return issue(name, address, -day, 30 * day);
+  return issue_as(name, {"DNS:" + name + ",IP:" + address, -day, 30 * day});
 }
 
 host_identity test_authority::issue_expired(const std::string& name) {
-  return issue(name, "127.0.0.1", -2 * day, -day);
+  return issue_as(name, {"DNS:" + name + ",IP:127.0.0.1", -2 * day, -day});
 }
 
 host_identity test_authority::issue_with_units(const std::string& name, int units) {
-  return issue(name, "127.0.0.1", -day, 30 * day, units);
+  return issue_as(name, {"DNS:" + name + ",IP:127.0.0.1", -day, 30 * day, units});
 }
 
-host_identity test_authority::issue(const std::string& name, const std::string& address, long from,
-                                    long until, int units) {
+host_identity test_authority::issue_for(const std::string& name, const std::string& names,
+                                        const std::string& usage) {
+  return issue_as(name, {names, -day, 30 * day, 0, usage});
+}
+
+host_identity test_authority::issue_as(const std::string& name, const request& what) {
   std::unique_ptr<EVP_PKEY, deleter> key{new_key()};
-  const auto number = std::to_string(++issued_);
-  std::unique_ptr<X509, deleter> x{make(name, key.get(), 1 + issued_, from, until)};
-  for (int i = 0; i < units; ++i)
+  const auto number = 1 + ++issued_;
+  std::unique_ptr<X509, deleter> x{make(name, key.get(), number, what.from, what.until)};
+  for (int i = 0; i < what.units; ++i)
     add_to_subject(x.get(), "OU", std::string(60, 'u'));
   right(X509_set_issuer_name(x.get(), X509_get_subject_name(certificate_.get())),
         "X509_set_issuer_name");
   add(x.get(), certificate_.get(), NID_basic_constraints, "critical,CA:FALSE");
-  add(x.get(), certificate_.get(), NID_ext_key_usage, "serverAuth,clientAuth");
-  add(x.get(), certificate_.get(), NID_subject_alt_name, "DNS:" + name + ",IP:" + address);
+  add(x.get(), certificate_.get(), NID_ext_key_usage, what.usage);
+  if (!what.names.empty())
+    add(x.get(), certificate_.get(), NID_subject_alt_name, what.names);
   right(X509_sign(x.get(), key_.get(), EVP_sha256()), "X509_sign");
-  return {folder_.write("certificate-" + number + ".pem", pem_of(x.get())),
-          folder_.write("key-" + number + ".pem", pem_of(key.get())), file_};
+  const auto end = std::to_string(number) + ".pem";
+  host_identity result{folder_.write("certificate-" + end, pem_of(x.get())),
+                       folder_.write("key-" + end, pem_of(key.get())), file_};
+  numbers_[result.certificate] = number;
+  return result;
+}
+
+std::string test_authority::revoke(const std::vector<host_identity>& revoked, int days) {
+  const auto free_list = [](X509_CRL* x) { X509_CRL_free(x); };
+  const std::unique_ptr<X509_CRL, decltype(free_list)> list{there(X509_CRL_new(), "X509_CRL_new"),
+                                                            free_list};
+  const auto time = [](long from_now) {
+    return std::unique_ptr<ASN1_TIME, decltype(&ASN1_TIME_free)>{
+        there(X509_gmtime_adj(nullptr, from_now), "X509_gmtime_adj"), ASN1_TIME_free};
+  };
+  right(X509_CRL_set_version(list.get(), X509_CRL_VERSION_2), "X509_CRL_set_version");
+  right(X509_CRL_set_issuer_name(list.get(), X509_get_subject_name(certificate_.get())),
+        "X509_CRL_set_issuer_name");
+  right(X509_CRL_set1_lastUpdate(list.get(), time(-day).get()), "X509_CRL_set1_lastUpdate");
+  right(X509_CRL_set1_nextUpdate(list.get(), time((days - 1) * day - 60).get()),
+        "X509_CRL_set1_nextUpdate");
+  for (auto& x : revoked) {
+    auto* entry = there(X509_REVOKED_new(), "X509_REVOKED_new");
+    const std::unique_ptr<ASN1_INTEGER, decltype(&ASN1_INTEGER_free)> number{
+        there(ASN1_INTEGER_new(), "ASN1_INTEGER_new"), ASN1_INTEGER_free};
+    right(ASN1_INTEGER_set(number.get(), numbers_.at(x.certificate)), "ASN1_INTEGER_set");
+    right(X509_REVOKED_set_serialNumber(entry, number.get()), "X509_REVOKED_set_serialNumber");
+    right(X509_REVOKED_set_revocationDate(entry, time(-day).get()),
+          "X509_REVOKED_set_revocationDate");
+    right(X509_CRL_add0_revoked(list.get(), entry), "X509_CRL_add0_revoked");
+  }
+  right(X509_CRL_sign(list.get(), key_.get(), EVP_sha256()), "X509_CRL_sign");
+  const any_bio to{there(BIO_new(BIO_s_mem()), "BIO_new"), BIO_free};
+  right(PEM_write_bio_X509_CRL(to.get(), list.get()), "PEM_write_bio_X509_CRL");
+  return folder_.write("revoked-" + std::to_string(++issued_) + ".pem", text_of(to.get()));
 }
 
 } // namespace troupe::testing

@@ -4,8 +4,10 @@
 #include <troupe/worker.hpp>
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 struct evp_pkey_st;
 struct x509_st;
@@ -40,6 +42,12 @@ public:
   host_identity issue_expired(const std::string& name);
   /// Issues a certificate whose subject has `units` organizational units of 60 characters, too.
   host_identity issue_with_units(const std::string& name, int units);
+  /// Issues a certificate with these alternative names and this usage, in OpenSSL's notation.
+  host_identity issue_for(const std::string& name, const std::string& names,
+                          const std::string& usage);
+  /// Makes a list of revoked certificates that is valid for `days` from yesterday. Returns its
+  /// file.
+  std::string revoke(const std::vector<host_identity>& revoked, int days = 30);
   const std::string& file() const noexcept { return file_; }
 
 private:
@@ -48,14 +56,22 @@ private:
     void operator()(x509_st* x) const noexcept;
   };
 
-  host_identity issue(const std::string& name, const std::string& address, long from, long until,
-                      int units = 0);
+  struct request {
+    std::string names;
+    long from;
+    long until;
+    int units = 0;
+    std::string usage = "serverAuth,clientAuth";
+  };
+
+  host_identity issue_as(const std::string& name, const request& what);
 
   temporary_folder folder_;
   std::unique_ptr<evp_pkey_st, deleter> key_;
   std::unique_ptr<x509_st, deleter> certificate_;
   std::string file_;
   int issued_ = 0;
+  std::map<std::string, long> numbers_; ///< of the certificates, by their files
 };
 
 } // namespace troupe::testing

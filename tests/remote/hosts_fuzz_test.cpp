@@ -86,6 +86,17 @@ TEST_F(HostGate, LetsInOnlyWhoIsWaitedFor) {
   }
 }
 
+TEST_F(HostGate, LetsNoMemberUseAnothersName) {
+  rogue x{fleet_.authority().issue("beta"), tls_context::side::agent, connect(fleet_.port())};
+  ASSERT_TRUE(x.say(hello_of("gamma")));
+  const auto answer = x.hear();
+  ASSERT_TRUE(answer);
+  const std::string why = "its certificate is for beta, not for gamma";
+  EXPECT_EQ(detail::wire_reader{answer->second}.get<std::string>(), why);
+  EXPECT_TRUE(x.is_let_go());
+  EXPECT_TRUE(lines_.say(why));
+}
+
 TEST_F(HostGate, KnowsAWrongCertificate) {
   test_authority others{"others"};
   auto who = others.issue("alpha");
@@ -248,6 +259,7 @@ TEST(HostFuzz, AnAgentThatIsOutOfOrderHarmsNobody) {
   how.hosts.listen_address = "127.0.0.1";
   how.hosts.identity = authority.issue("parent");
   how.hosts.names = {"rogue"};
+  how.hosts.rejoin_limit = 20ms; // also the longest pause after a failure
   how.hosts.on_listening = [&](std::uint16_t x) { port = x; };
   log_lines lines;
   auto all = must(make_worker_backend(how));

@@ -9,12 +9,17 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <functional>
 #include <list>
+#include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <unistd.h>
 
 namespace troupe::testing {
 
@@ -129,8 +134,97 @@ TEST(HostMember, ThatAnswersNoCommandIsGivenUp) {
   auto all = must(make_worker_backend(how));
   auto victim = must(all->open(2));
   const stopwatch watch;
-  EXPECT_TRUE(has_code(victim->bind(), errc::worker_lost));
+  const auto error = victim->bind();
+  EXPECT_NE(describe(error).find("the host rogue starts no worker: worker_lost"), std::string::npos)
+      << describe(error);
   EXPECT_LT(watch.elapsed(), 2 * (call_limit + more) + at_once);
+}
+
+/// It joins, starts a worker, and then breaks the protocol, each time.
+TEST(HostMember, ThatFailsAgainAndAgainEndsOnlyItsDevices) {
+  constexpr std::size_t enough = 5;
+  std::mutex mutex;
+  std::vector<clock::time_point> starts;
+  test_fleet fleet;
+  std::optional<rogue_agent> broken{
+      std::in_place, fleet.authority(), "rogue", [&](rogue& x, const detail::frame_head& head) {
+        if (head.kind != detail::number(host_frame::start))
+          return true;
+        {
+          std::lock_guard lock{mutex};
+          starts.push_back(clock::now());
+        }
+        return x.say(started(head.channel)) && x.say(frame_of(host_frame::told, head.channel, {}));
+      }};
+  auto how = parent_of(fleet.authority(), {"beta", "rogue"});
+  how.workers = {};
+  how.hosts.on_listening = [&](std::uint16_t port) {
+    fleet.use_port(port);
+    fleet.start_agent("beta");
+    broken->begin(port);
+  };
+  log_lines lines;
+  test_system system{{.devices = 5, .wrap = [&](std::shared_ptr<backend>) {
+                        return must(make_worker_backend(how));
+                      }}};
+  steady_adder sums{system.open_world({.devices = {0, 1, 2, 3}})};
+  device_feed feed{system, system.device_actor(4)};
+  EXPECT_TRUE(eventually([&] {
+    std::lock_guard lock{mutex};
+    return starts.size() >= enough;
+  }));
+  EXPECT_TRUE(lines.say("the host has failed 4 times in a row, and is used again after 1600 ms"));
+  broken.reset();
+  ASSERT_GE(starts.size(), enough);
+  EXPECT_GE(starts[2] - starts[1], 100ms);
+  EXPECT_GE(starts[3] - starts[2], 400ms);
+  EXPECT_GE(starts[4] - starts[3], 1600ms);
+
+  fleet.start_agent("rogue"); // an honest one
+  feed.until(device_phase::ready);
+  EXPECT_TRUE(works(must(device::open(system, 4))));
+  sums.end();
+}
+
+TEST(HostMember, ThatIsNotThereIsWaitedForUntilTheWaitIsEnded) {
+  test_authority authority{"fleet"};
+  auto how = parent_of(authority, {"alpha"});
+  how.hosts.join_limit = patience;
+  std::stop_source stop;
+  how.hosts.stop = stop.get_token();
+  std::thread ends;
+  how.hosts.on_listening = [&](std::uint16_t) { ends = std::thread{[&] { stop.request_stop(); }}; };
+  const stopwatch watch;
+  const auto made = make_worker_backend(how);
+  ends.join();
+  ASSERT_TRUE(has_code(made, errc::cancelled));
+  EXPECT_EQ(describe(made.error()),
+            "cancelled: the wait for hosts was ended by remote_hosts::stop");
+  EXPECT_LT(watch.elapsed(), at_once);
+}
+
+std::stop_source stopped_by_signal;
+
+/// A program whose handler of SIGINT ends its wait for hosts.
+TROUPE_CHILD(waits_for_hosts) {
+  std::signal(SIGINT, [](int) { stopped_by_signal.request_stop(); });
+  test_authority authority{"fleet"};
+  auto how = parent_of(authority, {"alpha"});
+  how.hosts.join_limit = patience;
+  how.hosts.stop = stopped_by_signal.get_token();
+  how.hosts.on_listening = [](std::uint16_t) { tell("listens", std::to_string(::getpid())); };
+  const auto made = make_worker_backend(how);
+  tell("ended", made ? "with all hosts" : describe(made.error()));
+  return 0;
+}
+
+TEST(HostMember, ThatIsNotThereIsWaitedForUntilASignal) {
+  running_child program{"waits_for_hosts"};
+  ASSERT_TRUE(program.wait_told("listens", patience));
+  ASSERT_EQ(::kill(std::stoi(program.told("listens")), SIGINT), 0);
+  const auto end = program.wait(patience);
+  EXPECT_EQ(end.status, 0) << to_string(end);
+  EXPECT_EQ(end.value("ended"), "cancelled: the wait for hosts was ended by remote_hosts::stop");
 }
 
 /// Opens many connections that say who they are, and never which devices they have.

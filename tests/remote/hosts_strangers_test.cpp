@@ -4,19 +4,23 @@
 #include "remote/hosts_support.hpp"
 #include "remote/rogue.hpp"
 #include "support/control_timer.hpp"
+#include "support/load.hpp"
 #include "support/log_lines.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -102,44 +106,6 @@ TROUPE_CHILD(flood_of_strangers) {
   }
 }
 
-/// A client that adds on the devices of this host until it is destroyed.
-class adder {
-public:
-  explicit adder(world w) : world_(std::move(w)), thread_([this] { run(); }) {}
-  ~adder() { end(); }
-  adder(const adder&) = delete;
-  adder& operator=(const adder&) = delete;
-
-  /// Ends, and returns the longest time from one right sum to the next.
-  clock::duration end() {
-    stop_ = true;
-    if (thread_.joinable())
-      thread_.join();
-    return longest_;
-  }
-
-private:
-  void run() {
-    auto refs = must(world_.allocate<float>(1024));
-    auto last = clock::now();
-    while (!stop_) {
-      for (std::size_t i = 0; i < world_.size(); ++i)
-        must(answer_of(world_.device_of(i).fill(refs[i], 1.F)));
-      must(answer_of(world_.all_reduce(refs)));
-      const auto now = clock::now();
-      longest_ = std::max(longest_, now - last);
-      last = now;
-      ASSERT_EQ(must(world_.device_of(0).download(refs[0])),
-                std::vector<float>(1024, static_cast<float>(world_.size())));
-    }
-  }
-
-  world world_;
-  std::atomic<bool> stop_{false};
-  clock::duration longest_{};
-  std::thread thread_;
-};
-
 struct flood {
   const char* name;
   int bytes;    ///< that each stranger sends
@@ -163,7 +129,7 @@ TEST_P(FloodedGate, LetsMembersIn) {
   }}};
   log_lines lines;
   test_system system{fleet.system()};
-  adder sums{system.open_world({.devices = {0, 1}})};
+  steady_adder sums{system.open_world({.devices = {0, 1}})};
   control_timer control;
   std::vector<std::string> environment{"TROUPE_FLOOD_PORT=" + std::to_string(fleet.listens_at()),
                                        "TROUPE_FLOOD_BYTES=" + std::to_string(GetParam().bytes)};

@@ -46,8 +46,10 @@ inline int run_agent_of_environment() {
   what.identity = {variable("TROUPE_AGENT_CERT"), variable("TROUPE_AGENT_KEY"),
                    variable("TROUPE_AGENT_AUTHORITY")};
   what.name = variable("TROUPE_AGENT_NAME");
+  what.parent_name = variable("TROUPE_AGENT_PARENT_NAME");
   what.devices = std::stoi(variable("TROUPE_AGENT_DEVICES"));
-  what.retry_pause = std::chrono::milliseconds{100};
+  if (const auto pause = variable("TROUPE_AGENT_RETRY_MS"); !pause.empty())
+    what.retry_pause = std::chrono::milliseconds{std::stoi(pause)};
   if (const auto folder = variable("TROUPE_AGENT_LEDGER"); !folder.empty())
     what.workers = noted_workers(folder, "NotedWorker");
   tell("ended", describe(run_host_agent(what)));
@@ -61,7 +63,8 @@ struct fleet_options {
   std::string backend = "host"; ///< or "cuda": host i of `names` has GPU i
   std::chrono::nanoseconds link_limit = std::chrono::seconds{5};
   std::chrono::nanoseconds rejoin_limit = std::chrono::seconds{10};
-  const ledger* book = nullptr; ///< records the hosts' workers
+  std::chrono::milliseconds retry_pause{100}; ///< of the agents
+  const ledger* book = nullptr;               ///< records the hosts' workers
   /// Returns the port to which agents connect, for the port on which the parent listens.
   std::function<std::uint16_t(std::uint16_t)> way = [](std::uint16_t port) { return port; };
 };
@@ -102,13 +105,15 @@ public:
     return result;
   }
 
-  void start_agent(const std::string& name) {
-    auto environment = agent_environment(name, authority_.issue(name),
-                                         "127.0.0.1:" + std::to_string(port_), options_.devices);
+  void start_agent(const std::string& name) { start_agent(name, authority_.issue(name)); }
+  void start_agent(const std::string& name, const host_identity& who) {
+    auto environment =
+        agent_environment(name, who, "127.0.0.1:" + std::to_string(port_), options_.devices);
     if (options_.backend == "cuda") {
       const auto i = std::find(options_.names.begin(), options_.names.end(), name);
       environment.push_back("CUDA_VISIBLE_DEVICES=" + std::to_string(i - options_.names.begin()));
     }
+    environment.push_back("TROUPE_AGENT_RETRY_MS=" + std::to_string(options_.retry_pause.count()));
     if (options_.book != nullptr)
       environment.push_back("TROUPE_AGENT_LEDGER=" + options_.book->folder());
     agents_[name] = std::make_unique<running_child>("host_agent_child", environment);

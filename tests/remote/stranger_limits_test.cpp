@@ -17,9 +17,9 @@ namespace troupe::testing {
 
 namespace {
 
+using detail::find_surplus;
 using detail::stranger;
 using detail::stranger_stage;
-using detail::who_goes;
 
 constexpr detail::stranger_limits few{.total = 8, .per_address = 3};
 
@@ -33,7 +33,7 @@ public:
   /// Returns the one that went, if any.
   std::optional<stranger> comes(const stranger& next) {
     present_.push_back(next);
-    const auto i = who_goes(present_, next.at, few, random_);
+    const auto i = find_surplus(present_, next.at, few, random_);
     if (!i)
       return std::nullopt;
     const auto result = present_.at(*i);
@@ -95,7 +95,7 @@ TEST(StrangerLimits, ChanceDecidesAmongThoseOfOneAddress) {
   std::map<std::size_t, int> gone;
   constexpr int times = 4000;
   for (int i = 0; i < times; ++i)
-    ++gone[who_goes(present, stranger_stage::silent, few, random).value()];
+    ++gone[find_surplus(present, stranger_stage::silent, few, random).value()];
   ASSERT_EQ(gone.size(), present.size());
   for (auto& [i, number] : gone)
     EXPECT_NEAR(number, times / 4, times / 20) << i;

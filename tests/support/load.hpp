@@ -3,7 +3,9 @@
 
 #include "support/world_fixture.hpp"
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
@@ -93,7 +95,45 @@ inline void add_up(const world& w, const std::atomic<bool>& stop, std::atomic<in
   }
 }
 
-/// For EXPECT_TRUE: such a client completes `more` correct sums.
+/// A client whose sums must all be right, and none may fail, until it ends.
+class steady_adder {
+public:
+  explicit steady_adder(world w) : world_(std::move(w)), thread_([this] { run(); }) {}
+  ~steady_adder() { end(); }
+  steady_adder(const steady_adder&) = delete;
+  steady_adder& operator=(const steady_adder&) = delete;
+
+  /// Ends, and returns the longest time from one right sum to the next.
+  std::chrono::steady_clock::duration end() {
+    stop_ = true;
+    if (thread_.joinable())
+      thread_.join();
+    return longest_;
+  }
+
+private:
+  void run() {
+    auto refs = must(world_.allocate<float>(1024));
+    auto last = std::chrono::steady_clock::now();
+    while (!stop_) {
+      for (std::size_t i = 0; i < world_.size(); ++i)
+        must(answer_of(world_.device_of(i).fill(refs[i], 1.F)));
+      must(answer_of(world_.all_reduce(refs)));
+      const auto now = std::chrono::steady_clock::now();
+      longest_ = std::max(longest_, now - last);
+      last = now;
+      ASSERT_EQ(must(world_.device_of(0).download(refs[0])),
+                std::vector<float>(1024, static_cast<float>(world_.size())));
+    }
+  }
+
+  world world_;
+  std::atomic<bool> stop_{false};
+  std::chrono::steady_clock::duration longest_{};
+  std::thread thread_;
+};
+
+/// For EXPECT_TRUE: a client of `add_up` completes `more` correct sums.
 inline ::testing::AssertionResult goes_on(const std::atomic<int>& right, int more) {
   const auto from = right.load();
   for (stopwatch watch; right < from + more; std::this_thread::yield())

@@ -1,0 +1,53 @@
+"""Runs the recipe for certificates in docs/guide.md, and checks what the certificates are good for.
+
+Usage: certificate_recipe.py TOP   TOP: the top of the project
+"""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+SKIPPED = 77
+
+
+def recipe(top):
+    """Returns the first commands after the sentence about certificates."""
+    text = (top / 'docs' / 'guide.md').read_text(encoding='utf-8')
+    text = text[text.index('The operator provides the certificates'):]
+    return re.search(r'```sh\n(.*?)```', text, re.DOTALL).group(1)
+
+
+def is_good(folder, certificate, *options):
+    """Returns whether OpenSSL accepts the certificate as one of the fleet, for these options."""
+    return subprocess.run(['openssl', 'verify', '-CAfile', 'fleet.pem', *options, certificate],
+                          cwd=folder, check=False, capture_output=True).returncode == 0
+
+
+def main():
+    if shutil.which('openssl') is None:
+        print('there is no command openssl')
+        return SKIPPED
+    failures = 0
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(['sh', '-e'], input=recipe(pathlib.Path(sys.argv[1])), cwd=folder,
+                       check=True, text=True)
+        for expected, certificate, *options in (
+                (True, 'parent.pem', '-purpose', 'sslserver', '-verify_ip', '192.0.2.10'),
+                (True, 'parent.pem', '-purpose', 'sslserver', '-verify_hostname', 'parent'),
+                (False, 'parent.pem', '-purpose', 'sslserver', '-verify_ip', '192.0.2.11'),
+                (False, 'parent.pem', '-purpose', 'sslclient'),
+                (True, 'alpha.pem', '-purpose', 'sslclient', '-verify_hostname', 'alpha'),
+                (True, 'beta.pem', '-purpose', 'sslclient', '-verify_hostname', 'beta'),
+                (False, 'beta.pem', '-purpose', 'sslclient', '-verify_hostname', 'alpha'),
+                (False, 'alpha.pem', '-purpose', 'sslserver')):
+            if is_good(folder, certificate, *options) != expected:
+                print(f'{certificate} is {"not " if expected else ""}good for {" ".join(options)}')
+                failures += 1
+    return 1 if failures else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
