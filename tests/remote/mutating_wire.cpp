@@ -59,7 +59,9 @@ void mutating_wire::run() {
     ::poll(wanted.data(), wanted.size(), tick_ms);
     if (wanted[0].revents != 0)
       accept();
-    connections_.remove_if([this](connection& x) { return (honest_ && !x.honest) || !serve(x); });
+    if (hangs_up_.exchange(false))
+      connections_.clear();
+    connections_.remove_if([this](connection& x) { return !serve(x); });
   }
 }
 
@@ -74,16 +76,15 @@ void mutating_wire::accept() {
   ++accepted_;
   connections_.push_back(
       {{must(tls_stream::create(as_parent_, std::move(near), "the agent")), {}, {}, {}},
-       {must(tls_stream::create(as_agent_, std::move(*far), "the parent")), {}, {}, {}},
-       honest_});
+       {must(tls_stream::create(as_agent_, std::move(*far), "the parent")), {}, {}, {}}});
 }
 
 bool mutating_wire::serve(connection& x) {
-  return forward(x.agent, x.parent, false, x.honest) &&
-         forward(x.parent, x.agent, true, x.honest) && send(x.agent) && send(x.parent);
+  return forward(x.agent, x.parent, false) && forward(x.parent, x.agent, true) && send(x.agent) &&
+         send(x.parent);
 }
 
-bool mutating_wire::forward(end& from, end& to, bool to_agent, bool honest) {
+bool mutating_wire::forward(end& from, end& to, bool to_agent) {
   std::array<std::byte, 65536> some;
   for (bool more = true; more;) {
     std::size_t got = 0;
@@ -102,7 +103,7 @@ bool mutating_wire::forward(end& from, end& to, bool to_agent, bool honest) {
     const auto begin = from.came.begin();
     x.body.assign(begin + sizeof x.head, begin + static_cast<std::ptrdiff_t>(size));
     from.came.erase(begin, begin + static_cast<std::ptrdiff_t>(size));
-    if (honest || (to_agent && stays_whole(x.head.kind)) || any(share) != 0)
+    if (honest_ || (to_agent && stays_whole(x.head.kind)) || any(share) != 0)
       pass_on(std::move(x), from, to);
     else {
       std::vector<frame> more;
@@ -130,7 +131,7 @@ void mutating_wire::mutate(frame& x, std::vector<frame>& more, end& from) {
   const auto fit = [&] { x.head.size = static_cast<std::uint32_t>(x.body.size()); };
   constexpr std::array<std::uint64_t, 8> extremes{
       0, 1, 0x7fff'ffff, 0xffff'ffff, 1ULL << 32, 1ULL << 62, (1ULL << 63) - 1, ~0ULL};
-  if (any(8) != 0)
+  if (any(64) != 0) // else the other side may wait for it, up to its limits
     more.push_back(x);
   switch (any(10)) {
   case 0: // some bits

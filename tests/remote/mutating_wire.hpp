@@ -34,8 +34,13 @@ public:
   mutating_wire& operator=(const mutating_wire&) = delete;
 
   std::uint16_t port() const noexcept { return address_.port; }
-  /// From now on all frames are forwarded as they are. Closes all connections.
-  void be_honest() { honest_.store(true); }
+  /// From now on all frames are forwarded as they are.
+  void be_honest() {
+    honest_.store(true);
+    hang_up();
+  }
+  /// Closes all connections; the agent connects again.
+  void hang_up() { hangs_up_.store(true); }
   /// Returns the number of frames that were changed, dropped, delayed or added so far.
   std::uint64_t mutated() const noexcept { return mutated_; }
   std::uint64_t connections() const noexcept { return accepted_; }
@@ -54,14 +59,13 @@ private:
   struct connection {
     end agent;
     end parent;
-    bool honest;
   };
 
   void run();
   void accept();
   bool serve(connection& x);
   /// Reads from one end and queues frames for the other one. Returns false if an end is over.
-  bool forward(end& from, end& to, bool to_agent, bool honest);
+  bool forward(end& from, end& to, bool to_agent);
   static bool send(end& x);
   void pass_on(frame x, end& from, end& to);
   void mutate(frame& x, std::vector<frame>& more, end& from);
@@ -74,6 +78,7 @@ private:
   detail::file_descriptor listener_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> honest_{false};
+  std::atomic<bool> hangs_up_{false};
   std::atomic<std::uint64_t> mutated_{0};
   std::atomic<std::uint64_t> accepted_{0};
   std::mt19937_64 random_; // used by the thread, as those below
