@@ -142,14 +142,20 @@ inline pid_t worker_of(test_system& system, int ordinal) {
   return must(d.download(ref)).at(0);
 }
 
-/// Returns true if the process has ended. A zombie has ended.
-inline bool is_gone(pid_t process) {
+/// Returns the state of a process as /proc names it, such as 'T' if it is stopped; 0: there is
+/// none.
+inline char state_of(pid_t process) {
   std::ifstream from{"/proc/" + std::to_string(process) + "/stat"};
   std::string text;
-  if (!std::getline(from, text))
-    return true;
-  const auto end = text.rfind(')');
-  return end == std::string::npos || text.substr(end).starts_with(") Z");
+  std::getline(from, text);
+  const auto end = text.rfind(") ");
+  return end == std::string::npos ? '\0' : text[end + 2];
+}
+
+/// Returns true if the process has ended. A zombie has ended.
+inline bool is_gone(pid_t process) {
+  const auto state = state_of(process);
+  return state == '\0' || state == 'Z';
 }
 
 /// For EXPECT_TRUE: the process ends within `limit`.

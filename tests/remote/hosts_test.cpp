@@ -24,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include <sys/prctl.h>
 #include <unistd.h>
 
 namespace troupe::testing {
@@ -386,6 +387,35 @@ TEST(HostLoss, AnAgentThatIsKilledComesBack) {
   EXPECT_TRUE(lost.stale());
   EXPECT_TRUE(works(w));
   EXPECT_TRUE(kept.is_there());
+}
+
+/// Adopts what a host's agent leaves. So the workers' process groups are not orphaned, and the
+/// kernel does not continue those that are stopped.
+TROUPE_CHILD(AdoptsStoppedWorkersOfAHost) {
+  if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0)
+    return 1;
+  const ledger book;
+  test_fleet fleet{{.local = 1, .book = &book}};
+  test_system system{fleet.system()};
+  const auto running = worker_of(system, 1);
+  const auto lost = worker_of(system, 2);
+  book.halt();
+  EXPECT_EQ(::kill(lost, SIGKILL), 0);
+  const auto starting = book.wait(3).back();
+  EXPECT_TRUE(eventually([&] { return state_of(starting) == 'T'; }));
+  EXPECT_EQ(::kill(running, SIGSTOP), 0);
+  fleet.agent("alpha").kill();
+  for (const auto worker : {running, starting}) {
+    EXPECT_TRUE(goes(worker, at_once));
+    static_cast<void>(::kill(worker, SIGKILL)); // has no effect unless the test has failed
+  }
+  return 0;
+}
+
+TEST(HostLoss, AStoppedWorkerEndsWithItsAgent) {
+  ASSERT_TRUE(launches_registered);
+  const auto child = run_child("AdoptsStoppedWorkersOfAHost", 60s);
+  EXPECT_EQ(child.status, 0) << to_string(child);
 }
 
 TEST(HostLoss, ACutIsSeenOnBothSides) {

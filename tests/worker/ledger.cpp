@@ -5,6 +5,7 @@
 #include "support/expect.hpp"
 #include "worker/protocol/worker_parent.hpp"
 
+#include <csignal>
 #include <fstream>
 #include <stdexcept>
 #include <system_error>
@@ -28,6 +29,8 @@ TROUPE_CHILD(NotedWorker) {
     stay();
   }
   note_down(folder);
+  if (std::filesystem::exists(folder / "halt") && std::raise(SIGSTOP) != 0)
+    return 1;
   return worker_main(static_cast<int>(arguments.size()), const_cast<char**>(arguments.data()))
       .value();
 }
@@ -70,6 +73,7 @@ std::vector<pid_t> ledger::wait(std::size_t n) const {
 
 void ledger::hush() const { std::ofstream{folder_ / "hush"} << "now"; }
 void ledger::speak() const { std::filesystem::remove(folder_ / "hush"); }
+void ledger::halt() const { std::ofstream{folder_ / "halt"} << "now"; }
 
 worker_settings noted_workers(const std::string& folder, const std::string& scenario) {
   worker_settings result;

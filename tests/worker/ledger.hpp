@@ -1,4 +1,5 @@
-/// Workers that record their process ids. A test may make them hang after their hello.
+/// Workers that record their process ids. A test may make them hang after their hello, or stop
+/// before.
 #pragma once
 
 #include <troupe/worker.hpp>
@@ -29,6 +30,8 @@ public:
   /// From now on workers hang after their hello, until `speak`.
   void hush() const;
   void speak() const;
+  /// From now on workers stop before they attach to their parent.
+  void halt() const;
 
 private:
   std::filesystem::path folder_;

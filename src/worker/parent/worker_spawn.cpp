@@ -8,144 +8,238 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include <fcntl.h>
-#include <spawn.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+/// Of code that runs in the memory of another process: a sanitizer would note what it does there as
+/// done by the other process.
+#define TROUPE_NO_SANITIZER __attribute__((no_sanitize("address", "thread", "undefined")))
+
+#if defined(__SANITIZE_THREAD__)
+#define TROUPE_SANITIZES_THREADS 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define TROUPE_SANITIZES_THREADS 1
+#endif
+#endif
+#ifdef TROUPE_SANITIZES_THREADS
+/// The C library's function. The thread sanitizer replaces `clone` by one that takes a child with
+/// the same memory for a copy.
+extern "C" int __clone(int (*f)(void*), void* stack, int flags, void* argument, ...); // NOLINT
+#define TROUPE_CLONE __clone
+#else
+#define TROUPE_CLONE ::clone
+#endif
 
 namespace troupe::detail {
 
 namespace {
 
 constexpr int worker_descriptor = STDERR_FILENO + 1;
+/// In bytes, as the system calls for signals expect it.
+constexpr std::size_t native_signal_set = _NSIG / 8;
 
-/// Older C libraries do not wrap this system call.
-int open_pidfd(pid_t id) noexcept { return static_cast<int>(::syscall(SYS_pidfd_open, id, 0)); }
+/// What the new process does before it executes the worker's program. All of it is ready before the
+/// process starts: that may neither allocate nor lock, since it shares the memory of this process.
+struct start_plan {
+  pid_t parent = -1;
+  int streams[worker_descriptor]{}; ///< descriptor for each standard stream; -1: it is passed on
+  int socket = -1;
+  sigset_t blocked{};
+  const char* program = nullptr;
+  char* const* arguments = nullptr;
+  char* const* variables = nullptr;
 
-/// Settings for `posix_spawn`. The destructor destroys initialized objects.
-class spawn_settings {
+  const char* api = nullptr; ///< the call that failed; null: none
+  int code = 0;              ///< its errno
+};
+
+TROUPE_NO_SANITIZER int fail(start_plan& x, const char* api) noexcept {
+  x.api = api;
+  x.code = errno;
+  while (true)
+    ::syscall(SYS_exit_group, 127);
+}
+
+/// Passes the standard streams and the worker's socket, and closes every other descriptor.
+TROUPE_NO_SANITIZER void pass_descriptors(start_plan& x) noexcept {
+  for (int stream = 0; stream < worker_descriptor; ++stream)
+    if (const int from = x.streams[stream]; from >= 0 && ::syscall(SYS_dup3, from, stream, 0) < 0)
+      fail(x, "dup3");
+  if (x.socket != worker_descriptor) {
+    if (::syscall(SYS_dup3, x.socket, worker_descriptor, 0) < 0)
+      fail(x, "dup3");
+  } else if (::syscall(SYS_fcntl, x.socket, F_SETFD, 0) < 0) { // dup3 refuses equal descriptors
+    fail(x, "fcntl");
+  }
+  ::closefrom(worker_descriptor + 1);
+}
+
+/// The new process, until the worker's program replaces it. Makes system calls without the C
+/// library's functions where a sanitizer replaces these. Changes `errno` of the thread that starts
+/// the process.
+TROUPE_NO_SANITIZER int become_worker(void* argument) noexcept {
+  auto& x = *static_cast<start_plan*>(argument);
+  // First: if the process is stopped from here on, it ends with its parent nevertheless.
+  if (::syscall(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) != 0)
+    fail(x, "prctl(PR_SET_PDEATHSIG)");
+  // The parent may have ended before that. It has the number 0 if it is outside of this process's
+  // name space of processes.
+  if (const auto parent = ::syscall(SYS_getppid); parent != x.parent && parent != 0)
+    fail(x, "getppid");
+  static constexpr long default_action[8]{};     // no less than the kernel's `struct sigaction`
+  for (int signal = 1; signal < _NSIG; ++signal) // fails for SIGKILL and SIGSTOP
+    ::syscall(SYS_rt_sigaction, signal, default_action, nullptr, native_signal_set);
+  if (::syscall(SYS_setpgid, 0, 0) != 0)
+    fail(x, "setpgid");
+  pass_descriptors(x);
+  if (::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &x.blocked, nullptr, native_signal_set) != 0)
+    fail(x, "rt_sigprocmask");
+  ::syscall(SYS_execve, x.program, x.arguments, x.variables);
+  return fail(x, "execve");
+}
+
+/// Stack of the new process, with a page below it that ends the process if it is too small.
+class start_stack {
 public:
-  spawn_settings() noexcept {
-    has_actions_ =
-        call("posix_spawn_file_actions_init", ::posix_spawn_file_actions_init, &actions_);
-    has_attributes_ = call("posix_spawnattr_init", ::posix_spawnattr_init, &attributes_);
+  start_stack() noexcept
+      : place_(::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0)) {}
+  ~start_stack() {
+    if (place_ != MAP_FAILED && ::munmap(place_, size_bytes) != 0)
+      log(log_level::warning, "a worker's start",
+          system_failure("munmap", errno, "memory is left"));
   }
-  ~spawn_settings() {
-    if (has_attributes_)
-      ::posix_spawnattr_destroy(&attributes_);
-    if (has_actions_)
-      ::posix_spawn_file_actions_destroy(&actions_);
-  }
-  spawn_settings(const spawn_settings&) = delete;
-  spawn_settings& operator=(const spawn_settings&) = delete;
+  start_stack(const start_stack&) = delete;
+  start_stack& operator=(const start_stack&) = delete;
 
-  /// Passes the standard streams; /dev/null replaces closed and close-on-exec ones. A descriptor
-  /// that has such a number later is never the library's.
-  caf::error pass_standard_streams() {
-    for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-      const int flags = ::fcntl(stream, F_GETFD);
-      if (flags >= 0 && (flags & FD_CLOEXEC) == 0)
-        continue;
-      if (!null_)
-        null_ = file_descriptor{::open("/dev/null", O_RDWR | O_CLOEXEC)};
-      if (!null_)
-        return system_failure("open", errno,
-                              "cannot open /dev/null for a worker's standard streams");
-      call("posix_spawn_file_actions_adddup2", ::posix_spawn_file_actions_adddup2, &actions_,
-           null_.get(), stream);
-    }
-    return {};
+  /// Returns false if there is none; errno has the reason.
+  bool ready() const noexcept {
+    return place_ != MAP_FAILED &&
+           ::mprotect(place_, static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)), PROT_NONE) == 0;
   }
-
-  /// Passes the worker's socket, as the last of its descriptors.
-  void pass(int socket) noexcept {
-    call("posix_spawn_file_actions_adddup2", ::posix_spawn_file_actions_adddup2, &actions_, socket,
-         worker_descriptor);
-    call("posix_spawn_file_actions_addclosefrom_np", ::posix_spawn_file_actions_addclosefrom_np,
-         &actions_, worker_descriptor + 1);
-  }
-
-  void keep_from_signals() noexcept {
-    const auto blocked = program_signals();
-    sigset_t all;
-    ::sigfillset(&all);
-    call("posix_spawnattr_setsigmask", ::posix_spawnattr_setsigmask, &attributes_, &blocked);
-    call("posix_spawnattr_setsigdefault", ::posix_spawnattr_setsigdefault, &attributes_, &all);
-    call("posix_spawnattr_setpgroup", ::posix_spawnattr_setpgroup, &attributes_, 0);
-    call("posix_spawnattr_setflags", ::posix_spawnattr_setflags, &attributes_,
-         POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-  }
-
-  caf::expected<pid_t> spawn(const worker_options& options) {
-    std::vector<std::string> texts{options.name};
-    texts.insert(texts.end(), options.arguments.begin(), options.arguments.end());
-    texts.push_back(std::string{worker_flag} + std::to_string(worker_descriptor));
-    std::vector<char*> arguments;
-    for (auto& x : texts)
-      arguments.push_back(x.data());
-    arguments.push_back(nullptr);
-    const auto of_mark = std::string{worker_variable} + "=";
-    auto mark = of_mark + std::to_string(worker_descriptor);
-    std::vector<char*> variables{mark.data()};
-    for (char** x = environ; *x != nullptr; ++x)
-      if (!std::string_view{*x}.starts_with(of_mark))
-        variables.push_back(*x);
-    variables.push_back(nullptr);
-    pid_t id = -1;
-    if (!call("posix_spawn", ::posix_spawn, &id, options.program.c_str(), &actions_, &attributes_,
-              arguments.data(), variables.data()))
-      return system_failure(api_, error_,
-                            "cannot start the worker " + options.name + ": " + system_text(error_));
-    return id;
-  }
+  void* top() const noexcept { return static_cast<std::byte*>(place_) + size_bytes; }
 
 private:
-  /// Calls `f`, unless an earlier call has failed. Returns whether no call has failed.
-  template <class F, class... Args> bool call(const char* api, F f, Args... arguments) noexcept {
-    if (error_ == 0) {
-      api_ = api;
-      error_ = f(arguments...);
-    }
-    return error_ == 0;
-  }
+  static constexpr std::size_t size_bytes = 256 << 10; // pages may have 64 KiB
 
-  file_descriptor null_;
-  posix_spawn_file_actions_t actions_{};
-  posix_spawnattr_t attributes_{};
-  bool has_actions_ = false;
-  bool has_attributes_ = false;
-  const char* api_ = "";
-  int error_ = 0;
+  void* const place_;
 };
+
+/// While it exists, no signal reaches this thread.
+class no_signals {
+public:
+  no_signals() noexcept {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~no_signals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  no_signals(const no_signals&) = delete;
+  no_signals& operator=(const no_signals&) = delete;
+
+private:
+  sigset_t before_{};
+};
+
+void await_end(pid_t id) noexcept {
+  while (::waitpid(id, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+/// Starts a process that carries out the plan. Returns when the worker's program runs in it.
+/// `posix_spawn` would do the same, but cannot have the kernel kill the process with its parent.
+caf::expected<spawned_worker> start(start_plan& plan, const std::string& name) {
+  const auto refused = [&](const char* api, int code) {
+    return system_failure(api, code, "cannot start the worker " + name + ": " + system_text(code));
+  };
+  const start_stack stack;
+  if (!stack.ready())
+    return refused("mmap", errno);
+  int native = -1;
+  pid_t id = -1;
+  int code = 0;
+  {
+    // A handler of this process must not run in the other one.
+    const no_signals blocked;
+    id = TROUPE_CLONE(become_worker, stack.top(), CLONE_VM | CLONE_VFORK | CLONE_PIDFD | SIGCHLD,
+                      &plan, &native);
+    code = errno;
+  }
+  if (id < 0)
+    return refused("clone", code);
+  file_descriptor pidfd{native};
+  if (plan.api != nullptr) {
+    await_end(id);
+    return refused(plan.api, plan.code);
+  }
+  if (!pidfd) { // it had the number of a standard stream, and there is no other
+    auto why = system_failure("fcntl", errno, "cannot watch the worker " + name);
+    // It is not reaped yet, so the number is still its own.
+    if (::kill(id, SIGKILL) != 0 && errno != ESRCH)
+      log(log_level::error, "a worker", system_failure("kill", errno, "it may run on"));
+    await_end(id);
+    return why;
+  }
+  return spawned_worker{id, std::move(pidfd)};
+}
+
+/// Replaces closed and close-on-exec standard streams by /dev/null. A descriptor that has such a
+/// number later is never the library's.
+caf::error fill_streams(start_plan& plan, file_descriptor& null) {
+  for (int i = 0; i < worker_descriptor; ++i) {
+    const int flags = ::fcntl(i, F_GETFD);
+    plan.streams[i] = -1;
+    if (flags >= 0 && (flags & FD_CLOEXEC) == 0)
+      continue;
+    if (!null)
+      null = file_descriptor{::open("/dev/null", O_RDWR | O_CLOEXEC)};
+    if (!null)
+      return system_failure("open", errno, "cannot open /dev/null for a worker's standard streams");
+    plan.streams[i] = null.get();
+  }
+  return {};
+}
 
 } // namespace
 
 caf::expected<spawned_worker> spawn_worker(const worker_options& options, int socket) {
-  spawn_settings settings;
-  if (auto error = settings.pass_standard_streams())
+  start_plan plan;
+  plan.parent = ::getpid();
+  plan.socket = socket;
+  plan.blocked = program_signals();
+  plan.program = options.program.c_str();
+  file_descriptor null;
+  if (auto error = fill_streams(plan, null))
     return error;
-  settings.pass(socket);
-  settings.keep_from_signals();
-  const auto id = settings.spawn(options);
-  if (!id)
-    return id.error();
-  // It is not reaped yet, so the number is still its own.
-  file_descriptor pidfd{open_pidfd(*id)};
-  if (!pidfd) {
-    auto why = system_failure("pidfd_open", errno, "cannot watch the worker " + options.name);
-    if (::kill(*id, SIGKILL) != 0 && errno != ESRCH)
-      log(log_level::error, "a worker", system_failure("kill", errno, "it may run on"));
-    while (::waitpid(*id, nullptr, 0) < 0 && errno == EINTR) {
-    }
-    return why;
-  }
-  return spawned_worker{*id, std::move(pidfd)};
+  std::vector<std::string> texts{options.name};
+  texts.insert(texts.end(), options.arguments.begin(), options.arguments.end());
+  texts.push_back(std::string{worker_flag} + std::to_string(worker_descriptor));
+  std::vector<char*> arguments;
+  for (auto& x : texts)
+    arguments.push_back(x.data());
+  arguments.push_back(nullptr);
+  const auto of_mark = std::string{worker_variable} + "=";
+  auto mark = of_mark + std::to_string(worker_descriptor);
+  std::vector<char*> variables{mark.data()};
+  for (char** x = environ; *x != nullptr; ++x)
+    if (!std::string_view{*x}.starts_with(of_mark))
+      variables.push_back(*x);
+  variables.push_back(nullptr);
+  plan.arguments = arguments.data();
+  plan.variables = variables.data();
+  return start(plan, options.name);
 }
 
 } // namespace troupe::detail

@@ -17,7 +17,8 @@ struct spawned_worker {
 };
 
 /// Starts the process of a worker, which gets `socket` and the standard streams, and no other
-/// descriptor. After an error nothing of it is left.
+/// descriptor. After an error nothing of it is left. The kernel kills the process when the calling
+/// thread ends, also if it is stopped (see `worker_parent`).
 /// @errors errc::unavailable: the system refuses it
 caf::expected<spawned_worker> spawn_worker(const worker_options& options, int socket);
 

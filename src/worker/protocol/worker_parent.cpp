@@ -196,7 +196,8 @@ void worker_parent::state::leave() {
 
 namespace {
 
-/// Makes the kernel kill this process when its parent ends.
+/// Makes the kernel kill this process when its parent ends. It was started so, but programs that
+/// change their user or have capabilities lose that when they are executed.
 void end_with_parent(const message_socket& socket) noexcept {
   ucred parent{};
   socklen_t size = sizeof parent;
@@ -207,6 +208,15 @@ void end_with_parent(const message_socket& socket) noexcept {
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0)
     log(log_level::warning, "a worker",
         system_failure("prctl(PR_SET_PDEATHSIG)", errno, "while it is stopped, it may be left"));
+  else if (parent.pid != ::getppid()) // it ended before that
+    ::_exit(parent_gone_status);
+}
+
+/// Lets this process outlive its parent.
+void stay_without_parent() noexcept {
+  if (::prctl(PR_SET_PDEATHSIG, 0) != 0)
+    log(log_level::warning, "a worker",
+        system_failure("prctl(PR_SET_PDEATHSIG)", errno, "it may end too early"));
 }
 
 std::atomic<bool> over_as_worker{false};
@@ -284,8 +294,7 @@ caf::expected<worker_parent> worker_parent::attach(arguments from, worker_parent
   ignore_program_signals();
   if (::unsetenv(worker_variable) != 0)
     return system_failure("unsetenv", errno, "cannot unset the variable that marks workers");
-  if (!options.on_gone)
-    end_with_parent(*socket);
+  options.on_gone ? stay_without_parent() : end_with_parent(*socket);
   std::array<std::byte, 4096> bytes;
   auto got = socket->receive(bytes, 1, until);
   if (got && got->what != received::kind::message)

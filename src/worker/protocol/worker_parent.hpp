@@ -32,9 +32,9 @@ struct worker_parent_options {
 /// One thread holds this process's life line, counts up the beats and watches the socket; another
 /// watches the parent's life line. When either sees the parent's end, this process ends too, so no
 /// worker is left alone.
-/// Without `on_gone` the kernel kills the worker as well, even a stopped one (PR_SET_PDEATHSIG),
-/// when the thread that started the worker ends. So that thread is the one that watches the worker
-/// until it is gone.
+/// The kernel kills the worker as well, even a stopped one (PR_SET_PDEATHSIG), when the thread that
+/// started the worker ends: from the start of its process on, or with `on_gone`, until it attaches.
+/// So that thread is the one that watches the worker until it is gone.
 class worker_parent {
 public:
   using arguments = std::span<char* const>;
