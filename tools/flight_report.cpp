@@ -7,7 +7,7 @@
 #include <ctime>
 #include <iterator>
 #include <map>
-#include <set>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -53,11 +53,61 @@ bool earlier(const part* a, const part* b) {
   return std::pair{a->admitted, a->operation} < std::pair{b->admitted, b->operation};
 }
 
+/// Finds devices and their unfinished work. Each rank of each world asks for them.
+class device_directory {
+public:
+  explicit device_directory(const record& x) {
+    for (auto& one : x.devices) {
+      auto& at = devices_.try_emplace(one.ordinal, one_device{&one, {}}).first->second;
+      for (auto& p : one.parts)
+        if (!p.is_over()) {
+          unfinished_.try_emplace(p.operation, &p);
+          insert(at.oldest, p);
+        }
+    }
+  }
+
+  const device& device_of(const part& p) const { return *devices_.at(p.device).self; }
+  /// Returns the oldest unfinished part of another operation on the device of `p`; null if none
+  /// is older than `p`.
+  const part* oldest_before(const part& p) const {
+    for (auto* x : devices_.at(p.device).oldest)
+      if (x != nullptr && x->operation != p.operation)
+        return earlier(x, &p) ? x : nullptr;
+    return nullptr;
+  }
+  /// Returns an unfinished part; null if there is none.
+  const part* unfinished(std::uint64_t operation) const {
+    const auto i = unfinished_.find(operation);
+    return i == unfinished_.end() ? nullptr : i->second;
+  }
+
+private:
+  using two_parts = std::array<const part*, 2>; // of two operations, the older one first
+  struct one_device {
+    const device* self;
+    two_parts oldest;
+  };
+
+  static void insert(two_parts& to, const part& p) {
+    if (to[0] == nullptr || earlier(&p, to[0])) {
+      if (to[0] != nullptr && to[0]->operation != p.operation)
+        to[1] = to[0];
+      to[0] = &p;
+    } else if (p.operation != to[0]->operation && (to[1] == nullptr || earlier(&p, to[1]))) {
+      to[1] = &p;
+    }
+  }
+
+  std::map<int, one_device> devices_; // by ordinal
+  std::unordered_map<std::uint64_t, const part*> unfinished_;
+};
+
 /// Report on the ranks of one world.
 class world_report {
 public:
-  world_report(const record& x, std::uint64_t world, parts all)
-      : x_(x), world_(world), all_(std::move(all)) {
+  world_report(const record& x, const device_directory& all_devices, std::uint64_t world, parts all)
+      : x_(x), all_devices_(all_devices), world_(world), all_(std::move(all)) {
     for (auto* p : all_)
       device_of_[p->rank] = p->device;
     choose_operation();
@@ -146,20 +196,14 @@ private:
 
   /// Returns the obstacle of `p`, as far as the record shows it.
   std::string obstacle(const part& p) const {
-    auto& device = *std::find_if(x_.devices.begin(), x_.devices.end(),
-                                 [&](auto& one) { return one.ordinal == p.device; });
+    auto& device = all_devices_.device_of(p);
     if (p.at == state::not_called)
       return {};
     auto where = "\n  device " + std::to_string(p.device);
     if (p.over == 0 && p.at == state::issuing)
       return where + " has been inside the call that issues it for " + seconds(x_.time - p.issued) +
              ".";
-    const part* first = nullptr;
-    for (auto& other : device.parts)
-      if (other.operation != p.operation && !other.is_over() && earlier(&other, &p) &&
-          (first == nullptr || earlier(&other, first)))
-        first = &other;
-    if (first != nullptr)
+    if (const auto* first = all_devices_.oldest_before(p))
       return where + " is at " + first->title() +
              ", which comes before it: " + to_string(first->at) + " for " +
              seconds(x_.time - since(*first)) + ".";
@@ -174,12 +218,10 @@ private:
   }
 
   std::string waited_for(const device& on) const {
-    for (auto& device : x_.devices)
-      for (auto& p : device.parts)
-        if (p.operation == on.next_waits_for && !p.is_over())
-          return " (" + p.verb + "), which on device " + std::to_string(p.device) + " is " +
-                 to_string(p.at) + ".";
-    return ".";
+    const auto* p = all_devices_.unfinished(on.next_waits_for);
+    return p == nullptr ? "."
+                        : " (" + p->verb + "), which on device " + std::to_string(p->device) +
+                              " is " + to_string(p->at) + ".";
   }
 
   /// Returns a table of each rank's last work.
@@ -190,14 +232,16 @@ private:
                 " " + left(cells[3], 14) + "  " + left(cells[4], 22) + " " + cells[5] + "\n";
     };
     line({"rank", "device", "last done", "", "then", ""});
+    const auto latest = latest_of_ranks();
     for (auto& [rank, device] : device_of_) {
       std::array<std::string, 6> cells{
           std::to_string(rank), std::to_string(device), "-", "", "-", ""};
-      if (auto* last = last_done(rank)) {
+      const auto& [last, next] = latest.at(rank);
+      if (last != nullptr) {
         cells[2] = last->title();
         cells[3] = ago(last->over);
       }
-      if (auto* next = then(rank)) {
+      if (next != nullptr) {
         cells[4] = next->title();
         cells[5] = std::string{to_string(next->at)} +
                    (next->error.empty() ? "" : ", " + next->error) + ", " + ago(since(*next));
@@ -209,26 +253,29 @@ private:
 
   std::string ago(std::int64_t time) const { return seconds(time - x_.time); }
 
-  const part* last_done(int rank) const {
-    const part* result = nullptr;
-    for (auto* p : all_)
-      if (p->rank == rank && p->at == state::done && (result == nullptr || p->over > result->over))
-        result = p;
-    return result;
-  }
+  /// The last completed part of a rank, and the operation in question or the first part that is
+  /// not over. Null: none.
+  struct latest_parts {
+    const part* last = nullptr;
+    const part* next = nullptr;
+  };
 
-  /// Returns the operation in question, or the first that is not over.
-  const part* then(int rank) const {
-    if (auto i = in_question_.find(rank); i != in_question_.end())
-      return i->second;
-    const part* result = nullptr;
-    for (auto* p : all_)
-      if (p->rank == rank && !p->is_over() && (result == nullptr || earlier(p, result)))
-        result = p;
+  std::map<int, latest_parts> latest_of_ranks() const {
+    std::map<int, latest_parts> result;
+    for (auto* p : all_) {
+      auto& [last, next] = result[p->rank];
+      if (p->at == state::done && (last == nullptr || p->over > last->over))
+        last = p;
+      if (!p->is_over() && (next == nullptr || earlier(p, next)))
+        next = p;
+    }
+    for (auto& [rank, p] : in_question_)
+      result[rank].next = p;
     return result;
   }
 
   const record& x_;
+  const device_directory& all_devices_;
   const std::uint64_t world_;
   const parts all_;
   std::map<int, int> device_of_; // by rank
@@ -269,9 +316,10 @@ std::string report(const record& x) {
     for (auto& p : device.parts)
       if (p.world != 0)
         worlds[p.world].push_back(&p);
+  const device_directory all_devices{x};
   auto result = header(x);
   for (auto& [id, all] : worlds)
-    result += "\n" + world_report{x, id, all}.text();
+    result += "\n" + world_report{x, all_devices, id, std::move(all)}.text();
   if (auto others = other_work(x); !others.empty())
     result += "\n" + others;
   return result;

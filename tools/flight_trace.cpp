@@ -55,7 +55,7 @@ public:
     return result;
   }
 
-  json take() { return std::move(events_); }
+  const std::vector<json>& events() const { return events_; }
 
 private:
   static constexpr int threads_per_process = 10'000;
@@ -92,7 +92,7 @@ private:
   std::map<std::pair<int, std::uint64_t>, int> processes_;
   std::map<int, std::map<std::string, std::size_t>> streams_;
   std::set<track> named_;
-  json events_ = json::array();
+  std::vector<json> events_;
 };
 
 /// Viewers cut off fractions of a microsecond, some to the nanosecond below. So slices that touch
@@ -163,9 +163,17 @@ json arguments_of(const part& p, std::int64_t zero) {
 
 std::string trace(const record& x) {
   directory names{x};
-  auto slices = slices_of(x, names);
-  auto events = names.take();
-  auto zero = earliest(x);
+  const auto slices = slices_of(x, names);
+  const auto zero = earliest(x);
+  // Not as one JSON value, which would take ten times the memory of the text.
+  std::string result = R"({"displayTimeUnit":"ns","traceEvents":[)";
+  const char* separator = "\n";
+  const auto add = [&](const json& event) {
+    result += separator + event.dump();
+    separator = ",\n";
+  };
+  for (auto& event : names.events())
+    add(event);
   for (auto& s : slices) {
     json event{{"ph", "X"},
                {"name", s.of->verb},
@@ -177,13 +185,12 @@ std::string trace(const record& x) {
                {"args", arguments_of(*s.of, zero)}};
     if (!s.of->error.empty())
       event["cname"] = "terrible";
-    events.push_back(std::move(event));
+    add(event);
   }
-  json result{{"displayTimeUnit", "ns"}, {"traceEvents", std::move(events)}};
-  result["otherData"] = {{"host", x.host}, {"process", x.process}, {"unix_time", x.unix_time}};
+  json about{{"host", x.host}, {"process", x.process}, {"unix_time", x.unix_time}};
   if (x.why)
-    result["otherData"]["cause"] = x.why->text;
-  return result.dump(1) + '\n';
+    about["cause"] = x.why->text;
+  return result + "],\n\"otherData\":" + about.dump() + "}\n";
 }
 
 } // namespace flight

@@ -76,7 +76,8 @@ struct record {
   std::vector<device> devices;
 };
 
-/// Reads a record from a file. Throws `bad_record`.
+/// Reads a record from a file. It takes memory of about the size of the file. Throws `bad_record`
+/// and std::bad_alloc.
 record read_record(const std::string& path);
 
 } // namespace flight

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <string>
 
 #include <signal.h>
@@ -38,6 +39,10 @@ int main(int argc, char** argv) {
     std::fputs(flight::report(record).c_str(), stdout);
     if (!trace_file.empty())
       write(trace_file, flight::trace(record));
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "troupe-flight: there is not enough memory for %s\n",
+                 troupe::detail::peer_text(file).c_str());
+    return 1;
   } catch (const std::exception& e) {
     constexpr std::size_t most = 16 << 10; // it has the name of a file, and may quote the file
     std::fprintf(stderr, "troupe-flight: %s\n", troupe::detail::peer_text(e.what(), most).c_str());

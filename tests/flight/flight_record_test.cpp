@@ -520,7 +520,8 @@ TEST(FlightTool, SaysWhatIsWrong) {
   auto newer = where.write("newer.json", R"({"format": "troupe flight record", "version": 7})");
   expect(newer, newer + " has version 7 of the form; this program reads version 1");
   auto half = where.write("half.json", R"({"format": "troupe flight record", "version": 1})");
-  expect(half, half + " is no whole flight record: ");
+  expect(half, half + " is no right flight record: \"host\" is missing");
+  expect(where.file("."), "cannot read " + where.file(".") + ": Is a directory");
   expect("", "file is required");
 }
 

@@ -21,8 +21,9 @@ struct outcome {
   std::string output; ///< both streams
 };
 
-inline outcome run_tool(const std::string& arguments) {
-  auto* pipe = popen(("'" TROUPE_FLIGHT "' " + arguments + " 2>&1").c_str(), "r");
+/// @param before commands of the shell that runs before it
+inline outcome run_tool(const std::string& arguments, const std::string& before = {}) {
+  auto* pipe = popen((before + "'" TROUPE_FLIGHT "' " + arguments + " 2>&1").c_str(), "r");
   if (pipe == nullptr)
     throw std::system_error(errno, std::generic_category(), "popen");
   outcome result;

@@ -8,9 +8,11 @@
 #include <nlohmann/json.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -125,6 +127,97 @@ TEST(FlightTool, RefusesNumbersOutOfRange) {
     EXPECT_EQ(told.status, 1) << at << " " << value;
     EXPECT_THAT(told.output, HasSubstr('"' + at.substr(at.rfind('/') + 1) + "\" is ")) << value;
   }
+}
+
+TEST(FlightTool, RefusesAnotherForm) {
+  folder where;
+  const std::string part = "/devices/0/operations/0";
+  const json nothing;
+  const json element{{"access", "r"}, {"buffer", 1}, {"begin", 0}, {"end", 4}};
+  json many;
+  for (int i = 0; i < 101; ++i)
+    many["member" + std::to_string(i)] = i;
+  for (auto& [at, value, text] : std::vector<std::tuple<std::string, json, std::string>>{
+           {"/devices", 17, R"("devices" is 17, and not an array)"},
+           {"/devices", {{"device", 1}}, R"("devices" is an object, and not an array)"},
+           {"/devices", {17}, "an array has 17 in place of an object"},
+           {"/devices/0/operations", nothing, R"("operations" is null, and not an array)"},
+           {"/worlds", {{1, 2}}, "an array has [] in place of an object"},
+           {"/cause", {1}, R"("cause" is an array, and not an object)"},
+           {"/cause/parts/0", 1, R"("parts" is 1, and not a text)"},
+           {"/cause/parts", json(4097, "done"), R"("cause" has more than 4096 parts)"},
+           {part + "/refs", json(65, element), "an operation has more than 64 refs"},
+           {part + "/rank", {0}, R"("rank" is an array, and not a whole number)"},
+           {part + "/verb", nothing, R"("verb" is null, and not a text)"},
+           {part, many, "an object has more than 100 members"},
+           {part, json::object(), R"("operation" is missing)"}}) {
+    auto record = record_with("text");
+    record[json::json_pointer{at}] = value;
+    const auto told = run_tool(where.write("record.json", dump(record)));
+    EXPECT_EQ(told.status, 1) << at;
+    EXPECT_THAT(told.output, HasSubstr("record.json is no right flight record: " + text)) << at;
+  }
+}
+
+TEST(FlightTool, IgnoresWhatItDoesNotKnow) {
+  folder where;
+  const auto record = record_with("text");
+  const auto expected = run_tool(where.write("record.json", dump(record)));
+  ASSERT_EQ(expected.status, 0) << expected.output;
+  const json unknown{{"operations", json::array({1, {{"refs", 2}}})}, {"rank", -5}};
+  auto more = record;
+  for (auto* object : {"", "/cause", "/worlds/0", "/devices/0", "/devices/0/operations/0",
+                       "/devices/0/operations/0/refs/0"})
+    for (auto* name : {"a", "zoo"})
+      more[json::json_pointer{std::string{object} + "/" + name}] = unknown;
+  EXPECT_EQ(run_tool(where.write("record.json", dump(more))).output, expected.output);
+  EXPECT_EQ(run_tool("/dev/stdin < " + where.file("record.json")).output, expected.output);
+}
+
+/// Returns a record of about 10 MB.
+std::string large_record() {
+  constexpr std::size_t size = std::size_t{10} << 20;
+  auto record = record_with("text");
+  auto& parts = record["devices"][0]["operations"];
+  auto part = parts[0];
+  part["over"] = 1;
+  part["state"] = "done";
+  const auto one = dump(part);
+  std::string all = one;
+  while (all.size() < size)
+    all += "," + one;
+  const std::string mark = "parts";
+  parts = json::array({mark});
+  auto text = dump(record);
+  return text.replace(text.find('"' + mark + "\"]"), mark.size() + 2, all);
+}
+
+TEST(FlightTool, TakesLittleMemoryForALargeFile) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "the sanitizer needs more address space than the limit allows";
+#endif
+  folder where;
+  const auto path = where.write("record.json", large_record());
+  const auto told = run_tool(path, "ulimit -v 60000; ");
+  EXPECT_EQ(told.status, 0) << told.output;
+  const auto trace_file = where.file("trace.json");
+  const auto traced = run_tool(path + " --trace " + trace_file, "ulimit -v 120000; ");
+  EXPECT_EQ(traced.status, 0) << traced.output;
+  EXPECT_EQ(traced.output, told.output);
+  EXPECT_GT(std::filesystem::file_size(trace_file), std::size_t{5} << 20);
+  const auto refused = run_tool(path, "ulimit -v 20000; ");
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_EQ(refused.output, "troupe-flight: there is not enough memory for " + path + "\n");
+}
+
+TEST(FlightTool, RefusesFilesThatAreTooLarge) {
+  folder where;
+  const auto path = where.write("record.json", "");
+  std::filesystem::resize_file(path, (std::uintmax_t{1} << 30) + 1); // takes no room
+  const auto told = run_tool(path);
+  EXPECT_EQ(told.status, 1);
+  EXPECT_EQ(told.output, "troupe-flight: " + path +
+                             " is too large: 1073741825 bytes; the limit is 1073741824 bytes\n");
 }
 
 TEST(FlightTool, ShowsWholeRowsOfLongNames) {
