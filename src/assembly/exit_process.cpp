@@ -27,10 +27,12 @@ void write_to_stderr(std::string_view text) noexcept {
   static_cast<void>(detail::write_all(STDERR_FILENO, text));
 }
 
-void write_all(const std::string& line, detail::clock::time_point until) {
+void write_all(const std::string& line, detail::clock::time_point until, bool has_log) {
   write_to_stderr(line);
   if (!detail::flight_recorder::wait_written(until))
     write_to_stderr("the flight record is not complete\n");
+  if (has_log)
+    static_cast<void>(detail::drain_log(patience / 2)); // lost if the sink is slow
   detail::flush_log();
   std::cout.flush();
   (void)std::fflush(stdout); // an error can no longer be reported
@@ -41,10 +43,11 @@ void write_all(const std::string& line, detail::clock::time_point until) {
 void write_all_in_time(const std::string& line) noexcept {
   try {
     const auto until = detail::clock::now() + patience;
+    const bool has_log = !detail::is_in_log_sink(); // else this call would wait for itself
     std::promise<void> promise;
     const auto done = promise.get_future();
-    std::thread{[promise = std::move(promise), line, until]() mutable {
-      write_all(line, until);
+    std::thread{[promise = std::move(promise), line, until, has_log]() mutable {
+      write_all(line, until, has_log);
       promise.set_value();
     }}.detach();
     done.wait_until(until);

@@ -161,7 +161,11 @@ private:
   }
 
   /// Ends the process without destructors: CUDA's may not return, and its state is useless.
-  [[noreturn]] void end_with(const caf::error& why) { ::_exit(refuse(why)); }
+  [[noreturn]] void end_with(const caf::error& why) {
+    const int status = refuse(why);
+    static_cast<void>(drain_log(std::chrono::milliseconds{100})); // lost if the sink is slow
+    ::_exit(status);
+  }
 
   worker_parent parent_;
   std::mutex sending_;

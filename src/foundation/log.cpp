@@ -1,5 +1,6 @@
 #include "foundation/log.hpp"
 
+#include "foundation/log_writer.hpp"
 #include "foundation/never_destroyed.hpp"
 #include "foundation/peer_text.hpp"
 #include "foundation/system_call.hpp"
@@ -8,24 +9,23 @@
 
 #include <spdlog/spdlog.h>
 
+#include <atomic>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 
+#include <pthread.h>
 #include <unistd.h>
 
 namespace troupe {
 
 namespace {
 
+using detail::log_entry;
+using detail::log_writer;
 using detail::never_destroyed;
-
-struct sink_holder {
-  std::mutex mutex;
-  std::shared_ptr<const log_sink> sink;
-};
 
 /// spdlog's default logger. spdlog destroys its registry with the static objects, while threads may
 /// still log: the logger that is the default at that time is kept.
@@ -49,57 +49,113 @@ private:
   std::shared_ptr<spdlog::logger> last_;
 };
 
-/// Is destroyed before spdlog's registry, since its constructor creates that registry.
-struct registry_watch {
-  registry_watch() { static_cast<void>(never_destroyed<default_logger>().get()); }
-  ~registry_watch() { never_destroyed<default_logger>().end_of_registry(); }
-};
-
-const registry_watch watch_of_registry;
+spdlog::level::level_enum level_of(log_level x) noexcept {
+  switch (x) {
+  case log_level::debug:
+    break;
+  case log_level::info:
+    return spdlog::level::info;
+  case log_level::warning:
+    return spdlog::level::warn;
+  case log_level::error:
+    return spdlog::level::err;
+  }
+  return spdlog::level::debug;
+}
 
 /// The largest line for spdlog and stderr. @units bytes
 constexpr std::size_t most_line = 16 << 10;
 
 /// Returns one printable line, of whatever program or peer a part of it is.
-std::string text_of(const log_line& line) {
-  std::string text{"troupe: "};
-  text += line.text;
-  if (line.why) {
+std::string text_of(const log_entry& x) {
+  auto text = "troupe: " + x.text;
+  if (x.why) {
     text += ": ";
-    text += to_string(*line.why);
+    text += to_string(*x.why);
   }
   return detail::peer_text(text, most_line);
 }
 
-void write_to_spdlog(const log_line& line) {
+void write_to_spdlog(const log_entry& x) {
   const auto logger = never_destroyed<default_logger>().get();
   if (!logger)
     return;
-  auto level = spdlog::level::debug;
-  switch (line.level) {
-  case log_level::debug:
-    break;
-  case log_level::info:
-    level = spdlog::level::info;
-    break;
-  case log_level::warning:
-    level = spdlog::level::warn;
-    break;
-  case log_level::error:
-    level = spdlog::level::err;
-    break;
-  }
   // Not formatted by fmt: the templates of fmt 9 make g++ 13 warn of array bounds.
-  const auto text = text_of(line);
-  logger->log(level, spdlog::string_view_t{text});
+  const auto text = text_of(x);
+  logger->log(x.when, {}, level_of(x.level), spdlog::string_view_t{text});
+}
+
+void write_to_stderr(const log_entry& x, const std::exception_ptr& why) noexcept {
+  try {
+    const auto text = text_of(x) +
+                      " (the log's sink threw: " + detail::peer_text(detail::exception_text(why)) +
+                      ")\n";
+    const detail::no_file_size_signal guard;
+    // There is no other place to report it.
+    static_cast<void>(detail::write_all(STDERR_FILENO, text));
+  } catch (...) { // no memory
+  }
+}
+
+void deliver(const log_sink* to, const log_entry& x) noexcept {
+  try {
+    if (to != nullptr)
+      return (*to)({x.level, x.text, x.why ? &*x.why : nullptr});
+    const detail::no_file_size_signal guard; // a full file loses the line, not the process
+    write_to_spdlog(x);
+  } catch (...) {
+    write_to_stderr(x, std::current_exception());
+  }
+}
+
+// -- the writer of the process
+
+log_writer* make_writer() noexcept;
+
+std::atomic<log_writer*>& current() noexcept {
+  static auto& x = *new std::atomic<log_writer*>{make_writer()};
+  return x;
+}
+
+log_writer& writer() noexcept { return *current().load(); }
+
+/// In the child process only the calling thread goes on: it gets a writer that needs no thread.
+void go_on_in_child() noexcept {
+  auto& old = writer();
+  current() = old.copy_for_child();
+  old.unlock();
+}
+
+log_writer* make_writer() noexcept {
+  // Without the handlers, for lack of memory, the lines of child processes are lost.
+  static_cast<void>(::pthread_atfork([] { writer().lock(); }, [] { writer().unlock(); },
+                                     [] { go_on_in_child(); }));
+  return new log_writer{deliver};
+}
+
+/// Is destroyed before spdlog's registry, since its constructor creates that registry.
+struct registry_watch {
+  registry_watch() { static_cast<void>(never_destroyed<default_logger>().get()); }
+  ~registry_watch() {
+    writer().end();
+    never_destroyed<default_logger>().end_of_registry();
+  }
+};
+
+const registry_watch watch_of_registry;
+
+/// Returns whether lines of this level go anywhere.
+bool is_wanted(log_level level) {
+  if (writer().has_sink())
+    return true;
+  const auto logger = never_destroyed<default_logger>().get();
+  return logger && (logger->should_log(level_of(level)) || logger->should_backtrace());
 }
 
 } // namespace
 
 void set_log_sink(log_sink sink) {
-  auto& h = never_destroyed<sink_holder>();
-  std::lock_guard lock{h.mutex};
-  h.sink = sink ? std::make_shared<const log_sink>(std::move(sink)) : nullptr;
+  writer().replace_sink(sink ? std::make_shared<const log_sink>(std::move(sink)) : nullptr);
 }
 
 } // namespace troupe
@@ -108,29 +164,28 @@ namespace troupe::detail {
 
 namespace {
 
-void write(const log_line& line) noexcept {
-  std::shared_ptr<const log_sink> sink;
-  auto& h = never_destroyed<sink_holder>();
+/// Makes and adds a line.
+template <class Make> void add_line(log_level level, log_kind kind, Make why) noexcept {
+  bool is_admitted = false;
   try {
-    {
-      std::lock_guard lock{h.mutex};
-      sink = h.sink;
-    }
-    if (sink)
-      (*sink)(line);
-    else {
-      const no_file_size_signal guard; // a full file loses the line, not the process
-      write_to_spdlog(line);
-    }
-  } catch (...) {
-    const auto text = text_of(line) + " (the log's sink threw: " +
-                      peer_text(exception_text(std::current_exception())) + ")\n";
-    const no_file_size_signal guard;
-    static_cast<void>(write_all(STDERR_FILENO, text)); // there is no other place to report it
+    if (!is_wanted(level) || !writer().admit(kind))
+      return;
+    is_admitted = true;
+    log_entry x;
+    x.level = level;
+    why(x);
+    writer().add(std::move(x));
+  } catch (...) { // no memory
+    if (is_admitted)
+      writer().add_nothing();
   }
 }
 
 } // namespace
+
+bool drain_log(std::chrono::nanoseconds limit) noexcept { return writer().drain(limit); }
+
+void set_log_window(std::chrono::nanoseconds x) noexcept { writer().set_window(x); }
 
 void flush_log() noexcept {
   try {
@@ -140,15 +195,17 @@ void flush_log() noexcept {
   }
 }
 
-void log(log_level level, std::string_view text) noexcept { write({level, text, nullptr}); }
+void log(log_level level, std::string_view text, log_kind kind) noexcept {
+  add_line(level, kind, [=](log_entry& x) { x.text = text; });
+}
 
-void log(log_level level, std::string_view what, const caf::error& why) noexcept {
-  auto x = failure_of(why);
-  if (!x) {
-    x.emplace();
-    x->detail = describe(why);
-  }
-  write({level, what, &*x});
+void log(log_level level, std::string_view what, const caf::error& why, log_kind kind) noexcept {
+  add_line(level, kind, [&](log_entry& x) {
+    x.text = what;
+    x.why = failure_of(why);
+    if (!x.why)
+      x.why.emplace().detail = describe(why);
+  });
 }
 
 } // namespace troupe::detail

@@ -63,6 +63,8 @@ public:
   void admit(std::chrono::nanoseconds silence_limit) noexcept;
   /// Returns whether each side has shown the other a valid certificate.
   bool is_authenticated() const noexcept { return authenticated_.load(); }
+  /// Returns whether the peer has shown a certificate, right or wrong. On the link's thread.
+  bool has_certificate() const noexcept { return stream_.has_certificate(); }
 
   enum class patience : std::uint8_t {
     none, ///< for small frames that are rare, or answers

@@ -241,6 +241,10 @@ bool tls_stream::is_authenticated() const noexcept {
   return SSL_is_init_finished(native_.get()) == 1;
 }
 
+bool tls_stream::has_certificate() const noexcept {
+  return is_authenticated() || SSL_get_verify_result(native_.get()) != X509_V_OK;
+}
+
 tls_stream::outcome tls_stream::judge(int result, const char* doing) noexcept {
   if (result == 1)
     return outcome::done;

@@ -82,6 +82,8 @@ public:
 
   /// Returns whether each side has shown the other a valid certificate.
   bool is_authenticated() const noexcept;
+  /// Returns whether the peer has shown a certificate, right or wrong.
+  bool has_certificate() const noexcept;
   /// Returns why a read or write failed.
   const caf::error& error() const noexcept { return error_; }
   const std::string& peer() const noexcept { return peer_; }

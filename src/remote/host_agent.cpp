@@ -166,7 +166,8 @@ caf::error host_agent::serve(const std::shared_ptr<tls_context>& context) {
   const std::int32_t devices = pool_->device_count();
   if (auto error = link_->send(number(host_frame::ready), 0, {bytes_of(devices)}))
     return error;
-  log(log_level::info, "joined " + options_.parent + "; devices: " + std::to_string(devices));
+  log(log_level::info, "joined " + options_.parent + "; devices: " + std::to_string(devices),
+      log_kind::members);
   return wait_end();
 }
 
@@ -408,7 +409,8 @@ caf::error run_host_agent(host_agent_options options) {
     detail::host_agent agent{options, *hello};
     const auto why = agent.serve((*identity)->current());
     if (auto text = describe(why); text != told) { // the same reason is logged once
-      detail::log(log_level::warning, "could not join " + options.parent + "; trying again", why);
+      detail::log(log_level::warning, "could not join " + options.parent + "; trying again", why,
+                  detail::log_kind::members);
       told = std::move(text);
     }
     if (agent.has_joined())

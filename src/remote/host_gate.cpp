@@ -38,7 +38,7 @@ std::size_t descriptor_limit() noexcept {
 void refuse(file_descriptor socket, const socket_address& from, const std::string& why) noexcept {
   close_at_once(std::move(socket));
   log(log_level::warning, "a connection was refused",
-      make_error(errc::unavailable, to_string(from) + " " + why));
+      make_error(errc::unavailable, to_string(from) + " " + why), log_kind::strangers);
 }
 
 } // namespace
@@ -112,7 +112,7 @@ void host_gate::wait() noexcept {
     if (errno == EINTR)
       return;
     log(log_level::error, "hosts cannot join",
-        system_failure("poll", errno, "cannot wait for connections"));
+        system_failure("poll", errno, "cannot wait for connections"), log_kind::members);
     accept_from_ = now + pause;
   }
   if (wanted_[1].revents != 0)
@@ -159,7 +159,7 @@ bool host_gate::accept() noexcept {
     return true;
   }
   log(log_level::warning, "a host could not join",
-      system_failure("accept", code, "its connection was not accepted"));
+      system_failure("accept", code, "its connection was not accepted"), log_kind::strangers);
   accept_from_ = clock::now() + pause;
   return false;
 }
@@ -259,7 +259,8 @@ void host_gate::begin_session(caller x) noexcept {
   auto session = host_session::start(identity_->current(), std::move(x.socket), x.from, how_long_,
                                      std::move(owner));
   if (!session)
-    return log(log_level::warning, "a connection was refused", session.error());
+    return log(log_level::warning, "a connection was refused", session.error(),
+               log_kind::strangers);
   sessions_.push_back(std::move(*session));
 }
 

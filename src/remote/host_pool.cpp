@@ -252,7 +252,8 @@ caf::error host_pool::join(host_session& who, int devices) {
   }
   changed_.notify_all();
   log(log_level::info,
-      "the host " + who.name() + " has joined; its devices: " + std::to_string(devices));
+      "the host " + who.name() + " has joined; its devices: " + std::to_string(devices),
+      log_kind::members);
   return {};
 }
 
@@ -282,7 +283,8 @@ void host_pool::leave(host_session& who, const caf::error& why) {
     if (closing_)
       return;
   }
-  log(log_level::warning, "a connection with a host is over" + how_it_goes_on, why);
+  log(log_level::warning, "a connection with a host is over" + how_it_goes_on, why,
+      who.kind_of_line());
 }
 
 void host_pool::hear(host_session& who, int device, std::span<const std::byte> what) {

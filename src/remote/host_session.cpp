@@ -84,6 +84,12 @@ bool host_session::turn_away(const char* why) noexcept {
   return true;
 }
 
+log_kind host_session::kind_of_line() const noexcept {
+  if (!name_.empty())
+    return log_kind::members;
+  return link_->has_certificate() ? log_kind::certificates : log_kind::strangers;
+}
+
 // -- received frames
 
 caf::error host_session::received(const frame_head& head, std::span<const std::byte> body) {
@@ -269,7 +275,7 @@ void host_session::release(int device) noexcept {
   const std::int32_t what = device;
   if (auto error =
           ask(++last_channel_, host_frame::release, bytes_of(what), "end", limits_.release))
-    log(log_level::debug, "a host ended before its worker was released", error);
+    log(log_level::debug, "a host ended before its worker was released", error, log_kind::members);
 }
 
 } // namespace troupe::detail

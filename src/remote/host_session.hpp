@@ -1,6 +1,7 @@
 /// The parent's side of a connection with an agent.
 #pragma once
 
+#include "foundation/log.hpp"
 #include "net/frame_link.hpp"
 #include "remote/messages.hpp"
 #include "remote/stranger_limits.hpp"
@@ -55,6 +56,8 @@ public:
 
   /// Returns the agent's name; empty for a stranger. @thread the connection's, or after `joined`
   const std::string& name() const noexcept { return name_; }
+  /// Returns what a line of the log about the end of the connection is about. @thread same
+  log_kind kind_of_line() const noexcept;
   /// Returns none if it is not a stranger's connection any more.
   std::optional<stranger> as_stranger() const noexcept;
   /// Ends the connection of a stranger without waiting. Returns false if it is not a stranger's.

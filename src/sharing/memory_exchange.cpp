@@ -149,7 +149,8 @@ void memory_exchange::lend_over(loan which, const lend_operation& how) {
     reply.unreadable.push_back(
         {x.begin - what.offset(), x.end - what.offset(), x.cause, x.skipped_by});
   if (auto error = owner_.tell(which.first, to_note(reply))) {
-    log(log_level::warning, "cannot send claimed memory to another process", error);
+    log(log_level::warning, "cannot send claimed memory to another process", error,
+        log_kind::notes);
     take_back(which, reply.unreadable);
   }
 }
@@ -327,7 +328,8 @@ void memory_exchange::tell_soon(int ordinal, memory_note note) {
     // A process that is gone holds no memory any more.
     if (auto error = self.owner_.tell(ordinal, to_note(note));
         error && code_of(error) != errc::worker_lost)
-      log(log_level::warning, "cannot send another process a notice about its memory", error);
+      log(log_level::warning, "cannot send another process a notice about its memory", error,
+          log_kind::notes);
   });
 }
 
@@ -365,8 +367,10 @@ void memory_exchange::work_off(int ordinal) {
 void memory_exchange::on_memory_note(int ordinal, std::span<const std::byte> note) {
   auto x = memory_note_of(note);
   if (!x)
-    return log(log_level::warning, "the process of device " + std::to_string(ordinal) +
-                                       " sent a malformed notice about memory");
+    return log(log_level::warning,
+               "the process of device " + std::to_string(ordinal) +
+                   " sent a malformed notice about memory",
+               log_kind::notes);
   switch (x->what) {
   case memory_note::kind::claim:
     if (!is_crowded(ordinal)) // else it claims faster than it reads replies

@@ -248,8 +248,8 @@ public:
 
   /// Runs the seed. Returns the errors found.
   std::vector<std::string> run() {
+    set_log_sink([this](const log_line& x) { hear(x); }); // starts the log's thread
     auto threads_before = thread_count();
-    set_log_sink([this](const log_line& x) { hear(x); });
     plan_ = std::make_shared<fault_plan>(seed_);
     {
       const host_backend_options host{devices, std::size_t{1} << 24};

@@ -208,10 +208,10 @@ public:
       : policy_(what), seed_(seed), events_(events), random_(seed) {}
 
   void run() {
+    set_log_sink([this](const log_line& x) { hear(x); }); // starts the log's thread
     const auto before = footprint_now();
     const auto memory_before = memory_descriptors();
     const auto named_before = named_memory();
-    set_log_sink([this](const log_line& x) { hear(x); });
     {
       config cfg;
       cfg.use_backend(

@@ -3,6 +3,7 @@
 #include "remote/delayed_wire.hpp"
 #include "remote/hosts_support.hpp"
 #include "remote/rogue.hpp"
+#include "support/blocked_sink.hpp"
 #include "support/control_timer.hpp"
 #include "support/load.hpp"
 #include "support/log_lines.hpp"
@@ -127,7 +128,9 @@ TEST_P(FloodedGate, LetsMembersIn) {
     far.emplace(port, round_trip);
     return far->port();
   }}};
+  const log_window brief{1s};
   log_lines lines;
+  const stopwatch logged_for;
   test_system system{fleet.system()};
   steady_adder sums{system.open_world({.devices = {0, 1}})};
   control_timer control;
@@ -169,11 +172,40 @@ TEST_P(FloodedGate, LetsMembersIn) {
                               {"longest pause of the sums", pause},
                               {"timer late", late}})
     RecordProperty(name, std::to_string(value / 1us) + " us");
+  // Lines about strangers are limited, and their number is logged.
+  EXPECT_TRUE(lines.say(" more lines about strangers were left out: "));
+  const auto refused = lines.count_of("too many connections have not joined yet");
+  EXPECT_LE(refused, detail::log_limit::most_lines *
+                         static_cast<std::size_t>(logged_for.elapsed() / 1s + 2));
   if (made < least_rate)
     GTEST_SKIP() << "this machine makes only " << made << " connections per second";
   EXPECT_LT(longest, time_to_get_in + 4 * late);
   EXPECT_LT(back, time_to_get_in + 4 * late);
   EXPECT_LT(pause, longest_pause + 4 * late);
+}
+
+TEST(HostGateLog, ThatBlocksStopsNoHost) {
+  const log_window endless{1h};
+  blocked_sink sink;
+  test_fleet fleet;
+  test_system system{fleet.system()};
+  auto w = system.open_world();
+  for (int i = 0; i < 100; ++i) {
+    const auto socket = connect(fleet.port());
+    static_cast<void>(::send(socket.get(), "no TLS", 6, MSG_NOSIGNAL));
+    EXPECT_TRUE(wait_for(socket.get(), POLLIN)); // refused, which is a line of the log
+  }
+  rogue x{fleet.authority().issue("gamma"), detail::tls_context::side::agent,
+          connect(fleet.port())};
+  ASSERT_TRUE(x.say(hello_of("gamma")));
+  EXPECT_TRUE(x.hear());
+  EXPECT_TRUE(works(w));
+  const auto all = sink.end();
+  const auto has = [&](const std::string& what) {
+    return std::ranges::any_of(all, [&](auto& x) { return x.find(what) != std::string::npos; });
+  };
+  EXPECT_TRUE(has("the host alpha has joined"));
+  EXPECT_TRUE(has(" more lines about strangers were left out: at most 20 are logged in "));
 }
 
 } // namespace

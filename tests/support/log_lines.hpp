@@ -1,5 +1,7 @@
 #pragma once
 
+#include "foundation/log.hpp"
+#include "foundation/log_limit.hpp"
 #include <troupe/log.hpp>
 
 #include <gtest/gtest.h>
@@ -13,6 +15,15 @@
 #include <vector>
 
 namespace troupe::testing {
+
+/// Sets the time in which the lines of each kind are limited, during its lifetime.
+class log_window {
+public:
+  explicit log_window(std::chrono::nanoseconds x) { detail::set_log_window(x); }
+  ~log_window() { detail::set_log_window(detail::log_limit::window); }
+  log_window(const log_window&) = delete;
+  log_window& operator=(const log_window&) = delete;
+};
 
 /// Collects the lines of the log during its lifetime.
 class log_lines {
@@ -42,22 +53,29 @@ public:
       result << "\n  " << x;
     return result;
   }
+  // The functions below first wait until the sink has all lines that were logged.
+
   std::vector<std::string> all() {
+    drain();
     std::lock_guard lock{mutex_};
     return all_;
   }
   std::size_t count() {
+    drain();
     std::lock_guard lock{mutex_};
     return all_.size();
   }
   /// Returns the number of lines that contain `what`.
   std::size_t count_of(const std::string& what) {
+    drain();
     std::lock_guard lock{mutex_};
     return static_cast<std::size_t>(std::count_if(
         all_.begin(), all_.end(), [&](auto& x) { return x.find(what) != std::string::npos; }));
   }
 
 private:
+  static void drain() { EXPECT_TRUE(detail::drain_log(std::chrono::seconds{30})); }
+
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::string> all_;

@@ -1,5 +1,6 @@
 // Devices in worker processes, used through all layers above the backend.
 
+#include "foundation/log.hpp"
 #include "support/eventually.hpp"
 #include "support/load.hpp"
 #include "support/log_lines.hpp"
@@ -308,6 +309,7 @@ TEST_P(LossLines, OneForTheLossAndOneForTheWorldThatGoesOn) {
     std::vector<std::string> all; // without debug lines
   } lines;
   const auto count = [&](const std::string& what) {
+    EXPECT_TRUE(detail::drain_log(patience));
     std::lock_guard lock{lines.mutex};
     return std::count_if(lines.all.begin(), lines.all.end(),
                          [&](auto& x) { return x.find(what) != std::string::npos; });

@@ -133,7 +133,7 @@ caf::error program_host::send(const program_note& note) noexcept {
 
 void program_host::tell(const program_note& note) noexcept {
   if (auto error = send(note))
-    log(log_level::warning, "cannot send a program's note to the parent", error);
+    log(log_level::warning, "cannot send a program's note to the parent", error, log_kind::notes);
 }
 
 void program_host::tell_ended(std::uint64_t number, std::int32_t rank,
@@ -352,13 +352,14 @@ void program_host::received_memory_note(std::span<const std::byte> what) {
   refusal.number = note->number;
   refusal.why = make_error(errc::stale_ref, "the worker has no program that could own the memory");
   if (auto error = options_.guest.tell(to_note(refusal)))
-    log(log_level::warning, "a refusal did not reach the parent", error);
+    log(log_level::warning, "a refusal did not reach the parent", error, log_kind::notes);
 }
 
 void program_host::received_program_note(std::span<const std::byte> what) {
   auto note = program_note_of(what);
   if (!note)
-    return log(log_level::warning, "the parent sent a malformed message to a program");
+    return log(log_level::warning, "the parent sent a malformed message to a program",
+               log_kind::notes);
   const auto kind = note->what;
   std::unique_lock lock{mutex_};
   if (kind == program_note::kind::stop)

@@ -97,7 +97,10 @@ private:
   /// Ends the process. Returns only if another call is doing that already.
   void leave();
   bool is_leaving() const noexcept { return leave_at_.load() != clock::time_point::max(); }
-  [[noreturn]] static void exit_now() noexcept { ::_exit(parent_gone_status); }
+  [[noreturn]] static void exit_now() noexcept {
+    static_cast<void>(drain_log(std::chrono::milliseconds{100})); // lost if the sink is slow
+    ::_exit(parent_gone_status);
+  }
 
   const worker_parent_options options_;
   message_socket socket_;
