@@ -202,7 +202,8 @@ TEST(HostGateLog, ThatBlocksStopsNoHost) {
   EXPECT_TRUE(works(w));
   const auto all = sink.end();
   const auto has = [&](const std::string& what) {
-    return std::ranges::any_of(all, [&](auto& x) { return x.find(what) != std::string::npos; });
+    return std::ranges::any_of(all,
+                               [&](auto& line) { return line.find(what) != std::string::npos; });
   };
   EXPECT_TRUE(has("the host alpha has joined"));
   EXPECT_TRUE(has(" more lines about strangers were left out: at most 20 are logged in "));
