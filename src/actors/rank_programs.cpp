@@ -50,7 +50,7 @@ void listen(runtime& from, std::shared_ptr<program_board> board) {
   from.hear_programs([&from, board = std::move(board)](int device,
                                                        std::span<const std::byte> bytes) {
     if (auto error = board->told(device, bytes); error && !from.backend().give_up(device, error))
-      log(log_level::warning, "what is said of a program", error);
+      log(log_level::warning, "what is said of a program", error, log_kind::notes);
   });
 }
 
@@ -111,7 +111,8 @@ void rank_programs::on_end(std::uint64_t epoch, const caf::error& why) {
   note.why = brief(why);
   for (std::size_t i = 0; core && i < core->size(); ++i)
     if (auto error = tell(i, note); error && code_of(error) != errc::worker_lost)
-      log(log_level::warning, "cannot send the end of a program to a rank's process", error);
+      log(log_level::warning, "cannot send the end of a program to a rank's process", error,
+          log_kind::notes);
 }
 
 caf::error rank_programs::send(const program_message& x) {

@@ -14,21 +14,26 @@ namespace {
 /// Set on a thread while it calls the sink.
 thread_local bool in_sink = false;
 
-/// Returns what lines of a kind are, for a sentence that begins with their number.
-const char* what_of(std::size_t kind) noexcept {
+/// Returns what lines of a kind are about.
+const char* subject_of(std::size_t kind) noexcept {
   switch (static_cast<log_kind>(kind)) {
   case log_kind::any:
     break;
   case log_kind::strangers:
-    return " more lines about strangers";
+    return "strangers";
   case log_kind::certificates:
-    return " more lines about certificates";
+    return "certificates";
   case log_kind::members:
-    return " more lines about members";
+    return "members";
   case log_kind::notes:
-    return " more lines about notes of other processes";
+    return "notes of other processes";
   }
-  return " more lines";
+  return "other things";
+}
+
+std::string left_out(std::size_t number, const std::string& of_what, const std::string& why) {
+  return std::to_string(number) + (number == 1 ? " line " : " lines ") + of_what +
+         (number == 1 ? " was" : " were") + " left out: " + why;
 }
 
 } // namespace
@@ -98,12 +103,12 @@ void log_writer::push_counts(bool all) noexcept {
   const auto now = clock::now();
   try {
     if (left_out_ != 0)
-      add_text(std::to_string(std::exchange(left_out_, 0)) +
-               " lines of the log were left out: its sink is slow");
+      add_text(left_out(std::exchange(left_out_, 0), "of the log", "its sink is slow"));
     for (std::size_t i = 0; i < limits_.size(); ++i)
       if (auto& x = limits_[i]; all ? x.has_left_out() : x.due() <= now)
-        add_text(std::to_string(x.take_left_out()) + what_of(i) + " were left out: at most " +
-                 std::to_string(log_limit::most_lines) + " are logged in " + text_of(window_));
+        add_text(left_out(x.take_left_out(), std::string{"about "} + subject_of(i),
+                          "at most " + std::to_string(log_limit::most_lines) + " are logged in " +
+                              text_of(window_)));
   } catch (const std::exception&) { // no memory: the numbers are lost
   }
 }

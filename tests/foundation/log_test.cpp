@@ -85,13 +85,15 @@ TEST(Log, SaysWhereLinesAreMissing) {
   blocked_sink sink;
   for (int i = 0; i < 1003; ++i)
     log(log_level::info, "early");
-  sink.open();
-  ASSERT_TRUE(detail::drain_log(patience));
+  sink.let(1);
+  sink.wait_calls(2); // now there is room for one line
   log(log_level::info, "late");
+  log(log_level::info, "too late");
   const auto all = sink.end();
-  ASSERT_EQ(all.size(), 1u + 1000 + 2);
+  ASSERT_EQ(all.size(), 1u + 1000 + 3);
   EXPECT_EQ(all[1001], "3 lines of the log were left out: its sink is slow");
   EXPECT_EQ(all[1002], "late");
+  EXPECT_EQ(all[1003], "1 line of the log was left out: its sink is slow");
 }
 
 TEST(Log, BoundsTheBytesOfItsQueue) {
@@ -101,7 +103,7 @@ TEST(Log, BoundsTheBytesOfItsQueue) {
   log(log_level::info, large); // alone in the queue
   for (int i = 0; i < 5; ++i)
     log(log_level::info, medium);
-  sink.open();
+  sink.let_all();
   ASSERT_TRUE(detail::drain_log(patience));
   EXPECT_EQ(sink.end(), (std::vector<std::string>{
                             "first", large, "5 lines of the log were left out: its sink is slow"}));
@@ -149,22 +151,22 @@ TEST(Log, TakesLinesOfItsSink) {
 
 TEST(Log, ReplacesItsSinkWhenTheOldOneIsNotInACall) {
   auto is_inside = std::make_shared<std::atomic<bool>>(false);
-  one_way_gate entered;
-  one_way_gate held;
+  std::promise<void> entered;
+  std::promise<void> held;
   set_log_sink([&, is_inside](const log_line&) {
     *is_inside = true;
-    entered.open();
-    held.pass();
+    entered.set_value();
+    held.get_future().wait();
     *is_inside = false;
   });
   log(log_level::info, "a line");
-  entered.pass();
+  entered.get_future().wait();
   auto replaced = std::async(std::launch::async, [&is_inside] {
     set_log_sink({});
     return is_inside->load();
   });
   EXPECT_EQ(replaced.wait_for(1500ms), std::future_status::timeout);
-  held.open();
+  held.set_value();
   EXPECT_FALSE(replaced.get());
   EXPECT_EQ(is_inside.use_count(), 1); // the old sink is destroyed
 }
@@ -235,7 +237,7 @@ TEST(LogLimit, SaysHowManyWereLeftOutWhenTheWindowIsOver) {
   log_lines lines;
   for (int i = 0; i < 1000; ++i)
     log(log_level::info, "a note", log_kind::notes);
-  EXPECT_TRUE(lines.say(" more lines about notes of other processes were left out: at most 20 are "
+  EXPECT_TRUE(lines.say(" lines about notes of other processes were left out: at most 20 are "
                         "logged in 300 ms"));
 }
 
@@ -247,7 +249,7 @@ TEST(LogLimit, SaysHowManyWereLeftOutToTheSinkThatGotTheOthers) {
     log(log_level::info, "a host", log_kind::certificates);
   log_lines next;
   ASSERT_EQ(all.size(), 21u);
-  EXPECT_EQ(all.back(), "80 more lines about certificates were left out: at most 20 are logged in "
+  EXPECT_EQ(all.back(), "80 lines about certificates were left out: at most 20 are logged in "
                         "3600 s");
   log(log_level::info, "for the next sink", log_kind::certificates); // with a limit of its own
   EXPECT_EQ(next.count(), 1u);
@@ -314,19 +316,24 @@ void log_some(int number) {
     log(log_level::info, "line " + std::to_string(i));
 }
 
-void tell_all_lines() {
-  set_log_sink([](const log_line& x) { tell("line", x.text); });
+/// Logs lines, and lets the sink send them to the parent when all are in the queue.
+void log_for_the_parent(int number) {
+  auto* all = new std::promise<void>; // the sink is used until the process ends
+  set_log_sink([all, are_all = all->get_future().share()](const log_line& x) {
+    are_all.wait();
+    tell("line", x.text);
+  });
+  log_some(number);
+  all->set_value();
 }
 
 TROUPE_CHILD(ReturnsWithLinesInTheQueue) {
-  tell_all_lines();
-  log_some(300);
+  log_for_the_parent(500);
   return 7;
 }
 
 TROUPE_CHILD(ExitsWithLinesInTheQueue) {
-  tell_all_lines();
-  log_some(300);
+  log_for_the_parent(500);
   exit_process(7, "the end");
 }
 
@@ -339,7 +346,7 @@ TROUPE_CHILD(ExitsFromItsSink) {
 }
 
 TROUPE_CHILD(LogsAtTheVeryEnd) {
-  tell_all_lines();
+  set_log_sink([](const log_line& x) { tell("line", x.text); });
   at_the_very_end([] { log_some(3); });
   return 7;
 }
@@ -353,8 +360,8 @@ TROUPE_CHILD(ReturnsWhileItsSinkBlocks) {
 }
 
 TEST(LogEnd, GivesAllLinesToTheSink) {
-  for (auto [how, number] : {std::pair{"ReturnsWithLinesInTheQueue", 300},
-                             {"ExitsWithLinesInTheQueue", 300},
+  for (auto [how, number] : {std::pair{"ReturnsWithLinesInTheQueue", 500},
+                             {"ExitsWithLinesInTheQueue", 500},
                              {"LogsAtTheVeryEnd", 3}}) {
     const auto end = run_child(how, patience);
     EXPECT_EQ(end.status, 7) << to_string(end);

@@ -6,55 +6,49 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <future>
+#include <condition_variable>
+#include <cstddef>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <vector>
 
 namespace troupe::testing {
 
-/// Lets other threads pass once it is open.
-class one_way_gate {
-public:
-  void open() { promise_.set_value(); }
-  void pass() const { opened_.wait(); }
-  bool is_open() const {
-    return opened_.wait_for(std::chrono::seconds{0}) == std::future_status::ready;
-  }
-
-private:
-  std::promise<void> promise_;
-  const std::shared_future<void> opened_ = promise_.get_future().share();
-};
-
-/// Blocks its first call, and collects the lines.
+/// Collects lines. Its calls wait until they may return. Its first line is "first".
 class blocked_sink {
 public:
   blocked_sink() {
     set_log_sink([this](const log_line& x) {
-      if (!entered_.is_open())
-        entered_.open();
-      held_.pass();
-      std::lock_guard lock{mutex_};
+      std::unique_lock lock{mutex_};
+      ++calls_;
+      changed_.notify_all();
+      changed_.wait(lock, [this] { return may_return_ >= calls_; });
       all_.emplace_back(x.text);
     });
     detail::log(log_level::info, "first");
-    entered_.pass();
+    wait_calls(1);
   }
-  ~blocked_sink() {
-    open();
-    set_log_sink({});
-  }
+  ~blocked_sink() { static_cast<void>(end()); }
   blocked_sink(const blocked_sink&) = delete;
   blocked_sink& operator=(const blocked_sink&) = delete;
 
-  void open() {
-    if (!held_.is_open())
-      held_.open();
+  /// Lets this number of calls return, from the first one on.
+  void let(std::size_t calls) {
+    std::lock_guard lock{mutex_};
+    may_return_ = calls;
+    changed_.notify_all();
   }
-  /// Lets the lines through. Returns them, with those that say how many were left out.
+  void let_all() { let(std::numeric_limits<std::size_t>::max()); }
+  /// Waits until this number of calls has begun.
+  void wait_calls(std::size_t number) {
+    std::unique_lock lock{mutex_};
+    EXPECT_TRUE(
+        changed_.wait_for(lock, std::chrono::seconds{30}, [&] { return calls_ >= number; }));
+  }
+  /// Lets all lines through. Returns them, with those that say how many were left out.
   std::vector<std::string> end() {
-    open();
+    let_all();
     EXPECT_TRUE(detail::drain_log(std::chrono::seconds{30}));
     set_log_sink({});
     std::lock_guard lock{mutex_};
@@ -62,9 +56,10 @@ public:
   }
 
 private:
-  one_way_gate entered_;
-  one_way_gate held_;
   std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t calls_ = 0;
+  std::size_t may_return_ = 0;
   std::vector<std::string> all_;
 };
 
