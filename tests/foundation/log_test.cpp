@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -332,8 +333,18 @@ TROUPE_CHILD(ReturnsWithLinesInTheQueue) {
   return 7;
 }
 
+/// The sink begins when `exit_process` has written its message.
 TROUPE_CHILD(ExitsWithLinesInTheQueue) {
-  log_for_the_parent(500);
+  std::array<int, 2> ends{};
+  if (::pipe(ends.data()) != 0 || ::dup2(ends[1], STDERR_FILENO) < 0)
+    return 1;
+  set_log_sink([from = ends[0], has_begun = false](const log_line& x) mutable {
+    char byte = 0;
+    while (!has_begun && ::read(from, &byte, 1) == 1)
+      has_begun = byte == '\n';
+    tell("line", x.text);
+  });
+  log_some(500);
   exit_process(7, "the end");
 }
 
