@@ -95,7 +95,7 @@ set(TROUPE_TEST_TIMEOUT_multi_gpu 300)
 set(TROUPE_TEST_TIMEOUT_FACTOR 1 CACHE STRING "Multiplies the time that a test may take")
 
 function(troupe_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "ALSO_ON_GPUS"
+  cmake_parse_arguments(PARSE_ARGV 1 arg "ALONE;ALSO_ON_GPUS"
     "LABEL;TIMEOUT;ALSO_IN_WORKERS;ALSO_DIRECT;ALSO_BOTH_WAYS" "SOURCES;LIBS")
   if(NOT arg_LABEL IN_LIST TROUPE_TEST_LABELS)
     message(FATAL_ERROR "troupe_add_test(${name}): LABEL is '${arg_LABEL}', not one of "
@@ -118,6 +118,9 @@ function(troupe_add_test name)
   set(properties LABELS ${arg_LABEL} TIMEOUT ${timeout})
   if(arg_LABEL MATCHES "gpu")
     list(APPEND properties RESOURCE_LOCK gpus)
+  endif()
+  if(arg_ALONE)
+    list(APPEND properties RUN_SERIAL TRUE)
   endif()
   gtest_discover_tests(${name} ${discover} PROPERTIES ${properties})
   if(arg_ALSO_IN_WORKERS)

@@ -110,6 +110,7 @@ TEST(HostIdentity, IsRefusedWhileItIsRevoked) {
     fleet.use_port(port);
     fleet.start_agent("alpha", alpha);
   };
+  const log_window unlimited{1ns};
   log_lines lines;
   const auto all = must(make_worker_backend(how));
   const auto joined = [&] { return lines.count_of("the host alpha has joined"); };

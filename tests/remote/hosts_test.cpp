@@ -65,8 +65,6 @@ const bool launches_registered = [] {
   return !error;
 }();
 
-TROUPE_CHILD(host_agent_child) { return run_agent_of_environment(); }
-
 /// Runs the installed agent program.
 TROUPE_CHILD(host_tool_child) {
   auto text = [](const char* name) { return std::getenv(name); };
