@@ -5,14 +5,11 @@
 #include "foundation/never_destroyed.hpp"
 #include "foundation/process_note.hpp"
 #include "foundation/spin.hpp"
-#include "foundation/start_thread.hpp"
 #include "operation/admission_lock.hpp"
 
 #include <algorithm>
-#include <deque>
 #include <random>
 #include <shared_mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -46,69 +43,6 @@ lane_options resolved(lane_options options, int devices) {
 }
 
 } // namespace
-
-// -- background
-
-struct background::shared {
-  std::mutex mutex;
-  std::condition_variable idle;
-  std::condition_variable for_spare;
-  std::deque<std::function<void()>> waiting;
-  std::size_t running = 0; ///< and waiting
-  bool over = false;
-
-  void work(std::unique_lock<std::mutex>& lock) {
-    while (!waiting.empty()) {
-      auto job = std::move(waiting.front());
-      waiting.pop_front();
-      lock.unlock();
-      job();
-      job = nullptr;
-      lock.lock();
-      --running;
-      idle.notify_all();
-    }
-  }
-  void wait_as_spare() {
-    for (std::unique_lock lock{mutex}; !over;) {
-      for_spare.wait(lock, [this] { return over || !waiting.empty(); });
-      work(lock);
-    }
-  }
-  void end() {
-    std::lock_guard lock{mutex};
-    over = true;
-    for_spare.notify_one();
-  }
-};
-
-/// Starts a thread in advance, for when no other can be started. Without it a job could wait for
-/// ever.
-/// @throws std::system_error
-background::background() {
-  auto state = std::make_shared<shared>();
-  std::thread{[state] { state->wait_as_spare(); }}.detach();
-  shared_.reset(state.get(), [state](shared*) { state->end(); });
-}
-
-bool background::wait_idle(fair_limit& limit) noexcept {
-  std::unique_lock lock{shared_->mutex};
-  return limit.wait(shared_->idle, lock, [this] { return shared_->running == 0; });
-}
-
-void background::run(std::function<void()> job) {
-  {
-    std::lock_guard lock{shared_->mutex};
-    ++shared_->running;
-    shared_->waiting.push_back(std::move(job));
-  }
-  const auto work = [state = shared_] {
-    std::unique_lock lock{state->mutex};
-    state->work(lock);
-  };
-  if (start_detached_thread(work, "in the background"))
-    shared_->for_spare.notify_one(); // the job waits for the first free thread
-}
 
 // -- runtime
 

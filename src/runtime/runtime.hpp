@@ -4,7 +4,7 @@
 
 #include "admission/admission.hpp"
 #include "admission/deadline_watch.hpp"
-#include "foundation/fair_limit.hpp"
+#include "foundation/background.hpp"
 #include "lane/lane.hpp"
 #include "operation/operation.hpp"
 #include <troupe/backend.hpp>
@@ -20,21 +20,6 @@
 #include <vector>
 
 namespace troupe::detail {
-
-/// Threads for work that blocks for a long time (building and ending communicators). Each job has
-/// its own thread: such jobs are rare, and a stuck one must not hold up another.
-class background {
-public:
-  background();
-
-  void run(std::function<void()> job);
-  /// Waits until no job runs. Returns false if the limit came first.
-  bool wait_idle(fair_limit& limit) noexcept;
-
-private:
-  struct shared;
-  std::shared_ptr<shared> shared_;
-};
 
 class flight_recorder;
 class memory_exchange;

@@ -106,11 +106,13 @@ std::vector<std::byte> bytes_of_text(const std::string& x) {
 
 } // namespace
 
-gate::gate() : state_(std::make_shared<state>()) {}
+gate::gate() : gate(in_workers()) {}
+
+gate::gate(bool for_workers) : state_(std::make_shared<state>()), for_workers_(for_workers) {}
 
 pending<void> gate::hold_stream(const device& on, std::vector<any_gpu_ref> reads,
                                 std::vector<any_gpu_ref> writes, request_options options) const {
-  if (in_workers())
+  if (for_workers_)
     return on.launch(stream_launch, bytes_of_text(state_->path()), std::move(reads),
                      std::move(writes), options);
   return on.launch([at = state_](launch_context& context) { return hold_stream_of(context, at); },
@@ -119,7 +121,7 @@ pending<void> gate::hold_stream(const device& on, std::vector<any_gpu_ref> reads
 
 pending<void> gate::hold_lane(const device& on, std::vector<any_gpu_ref> reads,
                               std::vector<any_gpu_ref> writes, request_options options) const {
-  if (in_workers())
+  if (for_workers_)
     return on.launch(lane_launch, bytes_of_text(state_->path()), std::move(reads),
                      std::move(writes), options);
   return on.launch(

@@ -13,7 +13,10 @@ namespace troupe::testing {
 /// process.
 class gate {
 public:
+  /// For devices where this run has them.
   gate();
+  /// For devices in worker processes, or in this process.
+  explicit gate(bool for_workers);
   ~gate() { open(); }
   gate(const gate&) = delete;
   gate& operator=(const gate&) = delete;
@@ -33,6 +36,7 @@ public:
 
 private:
   std::shared_ptr<state> state_;
+  bool for_workers_;
 };
 
 } // namespace troupe::testing

@@ -1,6 +1,7 @@
 // Arbitrary data that the other process writes or sends does no harm. All data is seeded.
 
 #include "actors/program_note.hpp"
+#include "support/eventually.hpp"
 #include "support/forwarding_backend.hpp"
 #include "support/no_threads.hpp"
 #include "worker/child/worker_service.hpp"
@@ -17,7 +18,10 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <random>
+#include <stdexcept>
+#include <stop_token>
 #include <thread>
 
 #include <fcntl.h>
@@ -432,8 +436,12 @@ struct workers_side {
   detail::service_options options() {
     detail::service_options result;
     result.send = [this](std::span<const std::byte> x) {
-      ++answers;
       longest = std::max(longest.load(), x.size());
+      {
+        std::lock_guard lock{mutex};
+        latest.assign(x.begin(), x.end());
+      }
+      ++answers;
     };
     result.on_fault = [this](const caf::error& why) {
       if (!faults++)
@@ -443,7 +451,27 @@ struct workers_side {
     return result;
   }
 
+  /// Sends a request, and returns the worker's reply.
+  template <class T> detail::worker_reply ask(control kind, const T& body) {
+    const auto before = answers.load();
+    detail::wire_writer message;
+    message.put(control_head{1, kind});
+    message.put(body);
+    service.received(message.bytes(), std::nullopt);
+    if (!eventually([&] { return answers != before; }, patience))
+      throw std::runtime_error("a request has no reply");
+    std::lock_guard lock{mutex};
+    detail::wire_reader reader{latest};
+    reader.get<control_head>();
+    if (auto error = reader.get<caf::error>())
+      return error;
+    const auto result = reader.get_bytes();
+    return std::vector<std::byte>{result.begin(), result.end()};
+  }
+
   shared_area shared;
+  std::mutex mutex;
+  std::vector<std::byte> latest; ///< of its answers
   std::atomic<int> answers{0};
   std::atomic<std::size_t> longest{0};
   std::atomic<int> faults{0};
@@ -629,6 +657,27 @@ TEST(Service, AnswersWithoutAThreadForARequest) {
   const std::array<std::int32_t, 2> pair{0, 0};
   const no_threads held;
   EXPECT_EQ(answers_to(x, control::peer_link, std::as_bytes(std::span{pair})), 1);
+  EXPECT_EQ(x.faults, 0);
+}
+
+/// A rank that does not end would hold up the device for good.
+TEST(Service, EndsRanksWithoutAThread) {
+  workers_side x;
+  std::jthread driver{[&](const std::stop_token& stop) {
+    const std::stop_callback end{stop, [&] { x.service.stop(); }};
+    x.service.run();
+  }};
+  for (const auto how : {control::abort, control::destroy}) {
+    detail::build_args what;
+    const auto id = must(x.ask(control::make_communicator_id, detail::no_arguments{}));
+    what.id = detail::wire_reader{id}.get<communicator_id>();
+    what.size = 1;
+    const auto built = must(x.ask(control::build, what));
+    const auto key = detail::wire_reader{built}.get<detail::communicator_key>();
+    const no_threads held;
+    must(x.ask(control::close, key));
+    must(x.ask(how, key));
+  }
   EXPECT_EQ(x.faults, 0);
 }
 

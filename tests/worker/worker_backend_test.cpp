@@ -4,6 +4,7 @@
 #include "support/eventually.hpp"
 #include "support/load.hpp"
 #include "support/log_lines.hpp"
+#include "support/no_threads.hpp"
 #include "support/worker_losses.hpp"
 #include <troupe/launch.hpp>
 #include <troupe/worker.hpp>
@@ -51,6 +52,18 @@ const bool launches_registered = [] {
                             [](launch_context&, std::span<const any_gpu_ref>,
                                std::span<const any_gpu_ref>,
                                std::span<const std::byte>) -> caf::error { std::abort(); });
+  // The worker's process gets no more threads until it may have them again.
+  static std::optional<no_threads> held;
+  if (!error)
+    error = register_launch("take its threads", [](launch_context&, auto, auto, auto) {
+      held.emplace();
+      return caf::error{};
+    });
+  if (!error)
+    error = register_launch("give it threads", [](launch_context&, auto, auto, auto) {
+      held.reset();
+      return caf::error{};
+    });
   return !error;
 }();
 
@@ -390,6 +403,38 @@ TEST(WorkerBackend, GoesOnWithASpare) {
   client.join();
   EXPECT_TRUE(works(w));
   EXPECT_TRUE(kept.is_there());
+}
+
+/// Otherwise the rank's operation would hold up its device for good.
+TEST(WorkerBackend, RanksThatStallEndInWorkersWithoutThreads) {
+  TROUPE_NEEDS_DEVICES(2);
+  ASSERT_TRUE(launches_registered);
+  test_system system{in_worker_processes(2)};
+  world_config config;
+  config.limits.stall_limit = 200ms;
+  config.limits.restarts = 1000;
+  auto w = system.open_world(config);
+  EXPECT_TRUE(works(w));
+  const auto on_all = [&](const std::string& launch) {
+    for (std::size_t i = 0; i < w.size(); ++i)
+      must(answer_of(w.device_of(i).launch(launch, {}, {}, {})));
+  };
+  auto data = must(w.allocate<float>(1000));
+  for (std::size_t i = 0; i < w.size(); ++i)
+    must(answer_of(w.device_of(i).fill(data[i], 1.F)));
+  on_all("give it threads"); // now all streams that are used below have their thread
+  const auto before = w.status().members;
+  on_all("take its threads");
+  {
+    const gate closed{true};
+    const auto held = closed.hold_lane(w.device_of(1));
+    ASSERT_TRUE(closed.wait_reached());
+    EXPECT_TRUE(has_code(answer_of(w.all_reduce(data, reduce_op::sum)), errc::stalled));
+  }
+  EXPECT_TRUE(is_ok(answer_of(w.device_of(0).fill(data[0], 1.F), at_once)));
+  on_all("give it threads");
+  EXPECT_TRUE(works(w));
+  EXPECT_EQ(w.status().members, before) << "a worker was killed";
 }
 
 /// The world is notified of the loss when the device is already back.

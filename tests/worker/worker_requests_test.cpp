@@ -256,6 +256,40 @@ TEST_F(WorkerRequests, AWorkerThatCannotCloseItsRankIsKilled) {
   EXPECT_FALSE(workers_->was_killed(0, {}));
 }
 
+/// What is left of the rank would hold up its device for good.
+TEST_F(WorkerRequests, AWorkerThatCannotAbortItsRankIsKilled) {
+  auto ranks = must(build());
+  workers_->fail(1, control::abort, make_error(errc::unavailable, "no thread"));
+  EXPECT_TRUE(is_ok(all_.abort(std::move(ranks)))) << "the rank has ended with its worker";
+  EXPECT_TRUE(workers_->was_killed(1, {}));
+  EXPECT_FALSE(workers_->was_killed(0, {}));
+}
+
+TEST_F(WorkerRequests, AWorkerThatCannotAbortTheRankOfAFailedBuildIsKilled) {
+  workers_->fail(0, control::build, make_error(errc::invalid_argument, "no such rank"));
+  workers_->fail(1, control::abort, make_error(errc::unavailable, "no thread"));
+  EXPECT_TRUE(has_code(build(), errc::invalid_argument));
+  EXPECT_TRUE(workers_->was_killed(1, patience));
+  EXPECT_FALSE(workers_->was_killed(0, {}));
+}
+
+TEST_F(WorkerRequests, ARankThatCannotBeDestroyedIsAborted) {
+  auto ranks = must(build());
+  workers_->fail(1, control::destroy, make_error(errc::unavailable, "no thread"));
+  EXPECT_TRUE(is_ok(all_.destroy(std::move(ranks))));
+  EXPECT_TRUE(workers_->was_asked(1, control::abort));
+  EXPECT_FALSE(workers_->was_asked(0, control::abort));
+  EXPECT_FALSE(workers_->was_killed(1, {}));
+}
+
+TEST_F(WorkerRequests, ARankThatWasDestroyedWithAnErrorHasEnded) {
+  auto ranks = must(build());
+  workers_->fail(1, control::destroy, make_error(errc::nccl_error, "a peer is lost"));
+  EXPECT_TRUE(has_code(all_.destroy(std::move(ranks)), errc::nccl_error));
+  EXPECT_FALSE(workers_->was_asked(1, control::abort));
+  EXPECT_FALSE(workers_->was_killed(1, {}));
+}
+
 TEST_F(WorkerRequests, RanksThatTheParentDrivesAreNotClosedByTheirWorkers) {
   EXPECT_TRUE(is_ok(all_.abort(must(build()))));
   EXPECT_TRUE(workers_->was_asked(0, control::abort));

@@ -45,6 +45,17 @@ void worker_service::answer_in_job(const control_head& head, wire_reader& body, 
                     [&](auto& x) { run_job(head, [this, head, x, f] { answer(head, f(x)); }); });
 }
 
+template <class T, class F>
+void worker_service::answer_in_end(const control_head& head, wire_reader& body, F f) {
+  with_arguments<T>(head, body, [&](auto& x) {
+    begin_job();
+    ends_->run([this, head, x, f] {
+      answer(head, f(x));
+      end_job();
+    });
+  });
+}
+
 void worker_service::serve_control(const control_head& head, std::span<const std::byte> body,
                                    std::optional<file_descriptor> descriptor) {
   wire_reader reader{body};
@@ -67,14 +78,14 @@ void worker_service::serve_control(const control_head& head, std::span<const std
       answer(head, caf::error{});
     });
   case control::close:
-    return answer_in_job<communicator_key>(head, reader, [this](auto key) {
+    return answer_in_end<communicator_key>(head, reader, [this](auto key) {
       if (is_handed_over(key))
         programs_->close(key);
       return caf::error{};
     });
   case control::abort:
   case control::destroy:
-    return answer_in_job<communicator_key>(
+    return answer_in_end<communicator_key>(
         head, reader, [this, how = head.kind](auto key) { return end(how, key); });
   case control::hand_over: {
     const auto key = reader.get<communicator_key>();

@@ -3,10 +3,12 @@
 #include "foundation/other_processes.hpp"
 #include "foundation/spin.hpp"
 #include "foundation/start_thread.hpp"
+#include "foundation/system_call.hpp"
 #include "operation/device_state.hpp"
 
 #include <algorithm>
 #include <future>
+#include <system_error>
 #include <utility>
 
 namespace troupe::detail {
@@ -42,6 +44,11 @@ void worker_service::stop() noexcept {
 }
 
 caf::error worker_service::open() noexcept {
+  try {
+    ends_.emplace();
+  } catch (const std::system_error& e) {
+    return system_failure("pthread_create", e.code().value(), "no thread to end ranks");
+  }
   auto device = executes_->open(options_.device);
   if (!device)
     return device.error();
@@ -142,24 +149,27 @@ void worker_service::idle(bool worked) noexcept {
 
 // -- jobs and calls for the driving thread
 
+void worker_service::begin_job() noexcept {
+  std::lock_guard lock{mutex_};
+  ++jobs_;
+}
+
+void worker_service::end_job() noexcept {
+  std::lock_guard lock{mutex_};
+  if (--jobs_ == 0)
+    jobs_over_.notify_all();
+}
+
 caf::error worker_service::run_job(std::function<void()> job) {
-  {
-    std::lock_guard lock{mutex_};
-    ++jobs_;
-  }
-  auto over = [this] {
-    std::lock_guard lock{mutex_};
-    if (--jobs_ == 0)
-      jobs_over_.notify_all();
-  };
+  begin_job();
   auto error = start_detached_thread(
-      [over, job = std::move(job)] {
+      [this, job = std::move(job)] {
         job();
-        over();
+        end_job();
       },
       "for a request, in the worker");
   if (error)
-    over();
+    end_job();
   return error;
 }
 

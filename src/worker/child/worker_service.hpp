@@ -1,6 +1,7 @@
 /// The service of a worker: drives its device for the parent.
 #pragma once
 
+#include "foundation/background.hpp"
 #include "worker/child/guest_backend.hpp"
 #include "worker/protocol/command_ring.hpp"
 #include "worker/protocol/protocol.hpp"
@@ -54,7 +55,8 @@ public:
   void gone(communicator_key key) noexcept;
 
   /// Opens the device. To be called before `run` and `received`.
-  /// @errors errc::invalid_argument: there is no such device; errc::unavailable
+  /// @errors errc::invalid_argument: there is no such device; errc::unavailable: also without a
+  ///         thread to end ranks
   caf::error open() noexcept;
   /// Executes commands until the parent sends `command::stop` or `stop` is called.
   void run() noexcept;
@@ -117,6 +119,8 @@ private:
   template <class T, class F> void with_arguments(const control_head& head, wire_reader& body, F f);
   /// Does the same on a thread of its own, and answers with what `f` returns.
   template <class T, class F> void answer_in_job(const control_head& head, wire_reader& body, F f);
+  /// Does the same for a request that ends a rank, and needs no new thread.
+  template <class T, class F> void answer_in_end(const control_head& head, wire_reader& body, F f);
   void answer(const control_head& head, const caf::error& error,
               std::span<const std::byte> result = {}) noexcept;
   template <class T> void answer(const control_head& head, const caf::expected<T>& result) noexcept;
@@ -126,6 +130,8 @@ private:
   bool is_handed_over(communicator_key key);
   caf::error map(const map_args& what, std::optional<file_descriptor> descriptor);
   caf::error unmap(std::uint64_t segment);
+  void begin_job() noexcept;
+  void end_job() noexcept;
   /// Runs `job` on a thread of its own.
   /// @errors errc::unavailable: no thread could be started
   caf::error run_job(std::function<void()> job);
@@ -170,6 +176,9 @@ private:
   std::mutex mutex_;
   std::condition_variable jobs_over_;
   std::size_t jobs_ = 0;
+  /// For requests that end ranks: a rank that does not end holds up its device. No other request
+  /// uses its spare thread, since a build may wait for another rank for ever.
+  std::optional<background> ends_;
   communicator_key last_communicator_ = 0;
   std::unordered_map<communicator_key, communicator_ranks> communicators_; ///< of one rank each
   std::set<communicator_key> handed_over_;                                 ///< and not gone yet

@@ -2,7 +2,6 @@
 
 #include "foundation/error_text.hpp"
 #include "foundation/fair_limit.hpp"
-#include "foundation/log.hpp"
 #include "foundation/start_thread.hpp"
 #include "worker/parent/remote_device.hpp"
 
@@ -104,11 +103,18 @@ std::shared_ptr<replies> ask(control what, std::span<const std::shared_ptr<worke
 /// How long after a rank's error another rank may still report its cause.
 constexpr std::chrono::milliseconds cause_patience{100};
 
-void abort_one(worker_link& link, communicator_key key) {
-  link.request(control::abort, bytes_of(key), std::nullopt, [](const worker_reply& x) {
-    if (!x && code_of(x.error()) != errc::worker_lost)
-      log(log_level::warning, "the end of a rank in a worker gave an error", x.error());
-  });
+constexpr const char* to_end_its_rank = "to end its rank";
+
+/// Returns true for a rank that has not ended. One in a lost worker has ended with it.
+bool is_failure(const worker_reply& x) { return !x && code_of(x.error()) != errc::worker_lost; }
+
+/// Kills the worker if it cannot abort the rank: its operations would hold up the device for good.
+void abort_one(const std::shared_ptr<worker_link>& link, communicator_key key) {
+  link->request(control::abort, bytes_of(key), std::nullopt,
+                [weak = std::weak_ptr{link}](const worker_reply& x) {
+                  if (auto to = weak.lock(); to && is_failure(x))
+                    to->give_up_failed(to_end_its_rank, x.error());
+                });
 }
 
 /// A communicator that is being built in several workers.
@@ -127,7 +133,7 @@ struct assembly {
       std::unique_lock lock{mutex};
       if (given_up) {
         lock.unlock();
-        abort_one(*link, *key);
+        abort_one(link, *key);
       } else {
         built.emplace_back(link, *key);
       }
@@ -139,7 +145,7 @@ struct assembly {
     std::lock_guard lock{mutex};
     given_up = true;
     for (auto& [link, key] : built)
-      abort_one(*link, key);
+      abort_one(link, key);
     built.clear();
   }
 };
@@ -161,6 +167,69 @@ void end_those_that_hang(const std::shared_ptr<assembly>& all,
     if (auto link = links[i].lock())
       link->give_up_late("to build its rank", limit);
 }
+
+/// Ranks in workers that end.
+class rank_ends {
+public:
+  rank_ends(const communicator_ranks& ranks, std::chrono::nanoseconds limit) : limit_(limit) {
+    for (const auto& x : ranks) {
+      auto& rank = static_cast<remote_communicator&>(*x);
+      links_.push_back(rank.shared_link());
+      keys_.push_back(rank.key());
+      any_handed_over_ |= rank.is_handed_over();
+    }
+  }
+
+  bool any_handed_over() const noexcept { return any_handed_over_; }
+
+  /// Kills workers that fail.
+  void ask_or_kill(control what, std::string_view purpose) {
+    const auto answers = ask_all(what, purpose);
+    for (std::size_t i = 0; i < links_.size(); ++i)
+      if (is_failure((*answers)[i]))
+        links_[i]->give_up_failed(purpose, (*answers)[i].error());
+  }
+
+  /// Leaves the ranks whose workers could not begin to destroy them, for an abort.
+  /// @errors the first one of a rank that has ended nevertheless
+  caf::error destroy() {
+    const auto answers = ask_all(control::destroy, to_end_its_rank);
+    caf::error result;
+    rank_ends left;
+    for (std::size_t i = 0; i < links_.size(); ++i) {
+      const auto& x = (*answers)[i];
+      if (is_failure(x) && code_of(x.error()) == errc::unavailable) {
+        left.links_.push_back(links_[i]);
+        left.keys_.push_back(keys_[i]);
+      } else if (is_failure(x)) {
+        keep_first(result, x.error());
+      }
+    }
+    links_ = std::move(left.links_);
+    keys_ = std::move(left.keys_);
+    return result;
+  }
+
+private:
+  rank_ends() = default;
+
+  /// Waits for the replies. Kills workers that are late.
+  std::shared_ptr<replies> ask_all(control what, std::string_view purpose) {
+    const auto answers = ask(what, links_, [&](std::size_t i) { return keys_[i]; });
+    fair_limit left{limit_};
+    answers->wait_for_all(left);
+    for (auto i : answers->missing())
+      links_[i]->give_up_late(purpose, limit_);
+    fair_limit none{{}};
+    answers->wait_for_all(none); // `give_up_late` completes them
+    return answers;
+  }
+
+  std::chrono::nanoseconds limit_{};
+  std::vector<std::shared_ptr<worker_link>> links_;
+  std::vector<communicator_key> keys_;
+  bool any_handed_over_ = false;
+};
 
 } // namespace
 
@@ -314,41 +383,15 @@ bool worker_backend::give_up(int ordinal, const caf::error& why) noexcept {
 }
 
 caf::error worker_backend::end(control how, const communicator_ranks& ranks) noexcept {
-  auto rank = [&](std::size_t i) -> remote_communicator& {
-    return static_cast<remote_communicator&>(*ranks[i]);
-  };
-  std::vector<std::shared_ptr<worker_link>> links;
-  bool any_handed_over = false;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    links.push_back(rank(i).shared_link());
-    any_handed_over |= rank(i).is_handed_over();
-  }
-  auto ask_all = [&](control what, std::string_view purpose) {
-    const auto answers = ask(what, links, [&](std::size_t i) { return rank(i).key(); });
-    fair_limit left{call_limit_};
-    answers->wait_for_all(left);
-    for (auto i : answers->missing())
-      links[i]->give_up_late(purpose, call_limit_);
-    fair_limit none{{}};
-    answers->wait_for_all(none); // `give_up_late` completes them
-    return answers;
-  };
-  auto is_failure = [](const worker_reply& x) { // a rank in a lost worker has ended with it
-    return !x && code_of(x.error()) != errc::worker_lost;
-  };
+  rank_ends all{ranks, call_limit_};
   // The abort of one rank may let another's work end with wrong results (see `guest_ends`). Their
   // owner in this process has closed the ranks that are not handed over.
-  if (any_handed_over) {
-    const auto closed = ask_all(control::close, "to close its rank");
-    for (std::size_t i = 0; i < links.size(); ++i)
-      if (is_failure((*closed)[i]))
-        links[i]->give_up_failed("to close its rank", (*closed)[i].error());
-  }
-  const auto ended = ask_all(how, "to end its rank");
+  if (all.any_handed_over())
+    all.ask_or_kill(control::close, "to close its rank");
   caf::error result;
-  for (std::size_t i = 0; i < links.size(); ++i)
-    if (is_failure((*ended)[i]))
-      keep_first(result, (*ended)[i].error());
+  if (how == control::destroy)
+    result = all.destroy();
+  all.ask_or_kill(control::abort, to_end_its_rank);
   return result;
 }
 
