@@ -184,17 +184,44 @@ TEST_P(FloodedGate, LetsMembersIn) {
   EXPECT_LT(pause, longest_pause + 4 * late);
 }
 
+/// Makes connections that are refused, each of which is a line of the log.
+void connect_strangers(std::uint16_t port, int number) {
+  for (int i = 0; i < number; ++i) {
+    const auto socket = connect(port);
+    static_cast<void>(::send(socket.get(), "no TLS", 6, MSG_NOSIGNAL));
+    EXPECT_TRUE(wait_for(socket.get(), POLLIN));
+  }
+}
+
+TEST(HostGateLog, SaysWhatIsWrongWithACertificateAmongStrangers) {
+  const log_window endless{1h};
+  log_lines lines;
+  test_fleet fleet;
+  test_system system{fleet.system()};
+  const auto w = system.open_world();
+  connect_strangers(fleet.port(), 50);
+  EXPECT_EQ(lines.count_of("a connection was refused"), detail::log_limit::most_lines);
+  test_authority others{"others"};
+  auto who = others.issue("alpha");
+  who.authority = fleet.authority().file();
+  rogue wrong{who, detail::tls_context::side::agent, connect(fleet.port())};
+  static_cast<void>(wrong.say(hello_of("alpha"))); // the connection may be closed already
+  EXPECT_FALSE(wrong.hear());
+  EXPECT_TRUE(lines.say("unable to get local issuer certificate"));
+  rogue unexpected{fleet.authority().issue("gamma"), detail::tls_context::side::agent,
+                   connect(fleet.port())};
+  ASSERT_TRUE(unexpected.say(hello_of("gamma")));
+  EXPECT_TRUE(unexpected.hear());
+  EXPECT_TRUE(lines.say("no host named gamma is expected"));
+}
+
 TEST(HostGateLog, ThatBlocksStopsNoHost) {
   const log_window endless{1h};
   blocked_sink sink;
   test_fleet fleet;
   test_system system{fleet.system()};
   auto w = system.open_world();
-  for (int i = 0; i < 100; ++i) {
-    const auto socket = connect(fleet.port());
-    static_cast<void>(::send(socket.get(), "no TLS", 6, MSG_NOSIGNAL));
-    EXPECT_TRUE(wait_for(socket.get(), POLLIN)); // refused, which is a line of the log
-  }
+  connect_strangers(fleet.port(), 50);
   rogue x{fleet.authority().issue("gamma"), detail::tls_context::side::agent,
           connect(fleet.port())};
   ASSERT_TRUE(x.say(hello_of("gamma")));
