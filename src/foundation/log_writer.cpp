@@ -1,5 +1,6 @@
 #include "foundation/log_writer.hpp"
 
+#include "foundation/blocked_signals.hpp"
 #include "foundation/option_check.hpp"
 #include "foundation/start_thread.hpp"
 
@@ -122,6 +123,8 @@ log_writer::clock::time_point log_writer::next_due() const noexcept {
 void log_writer::start_thread_once() noexcept {
   if (has_thread_ || is_child_)
     return;
+  // Signals are for the program's threads, except those that tell of an error of the thread itself.
+  const blocked_signals blocked{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT, SIGPIPE};
   try {
     has_thread_ = !start_detached_thread([this] { run(); }, "for the log");
   } catch (const std::exception&) { // no memory

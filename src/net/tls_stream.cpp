@@ -174,7 +174,8 @@ caf::expected<std::shared_ptr<tls_context>> tls_context::create(const host_ident
     auto* lookup = X509_STORE_add_lookup(SSL_CTX_get_cert_store(native), X509_LOOKUP_file());
     if (lookup == nullptr ||
         X509_load_crl_file(lookup, who.revoked.c_str(), X509_FILETYPE_PEM) <= 0 ||
-        X509_VERIFY_PARAM_set_flags(SSL_CTX_get0_param(native), X509_V_FLAG_CRL_CHECK) != 1)
+        X509_VERIFY_PARAM_set_flags(SSL_CTX_get0_param(native),
+                                    X509_V_FLAG_CRL_CHECK | X509_V_FLAG_CRL_CHECK_ALL) != 1)
       return unusable("the list of revoked certificates", who.revoked);
   }
   SSL_CTX_set_verify(native, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);

@@ -399,15 +399,16 @@ caf::error run_host_agent(host_agent_options options) {
   auto identity = detail::tls_identity::create(options.identity, detail::tls_context::side::agent);
   if (!identity)
     return identity.error();
-  auto hello = detail::hello_of(options.name, (*identity)->current()->names());
-  if (!hello)
+  if (auto hello = detail::hello_of(options.name, (*identity)->current()->names()); !hello)
     return hello.error();
   const auto first_pause =
       std::min<std::chrono::nanoseconds>(options.retry_pause, detail::as_good_as_never);
   std::chrono::nanoseconds pause = first_pause;
   for (std::string told;;) {
-    detail::host_agent agent{options, *hello};
-    const auto why = agent.serve((*identity)->current());
+    const auto context = (*identity)->current();
+    const auto hello = detail::hello_of(options.name, context->names());
+    detail::host_agent agent{options, hello ? *hello : detail::host_hello{}};
+    const auto why = hello ? agent.serve(context) : hello.error();
     if (auto text = describe(why); text != told) { // the same reason is logged once
       detail::log(log_level::warning, "could not join " + options.parent + "; trying again", why,
                   detail::log_kind::members);

@@ -104,7 +104,7 @@ void host_gate::wait() noexcept {
   wanted_.push_back({wake_.native(), POLLIN, 0});
   for (auto& x : callers_) {
     const bool is_silent = x.at == stranger_stage::silent;
-    wanted_.push_back({x.socket.get(), static_cast<short>(is_silent ? POLLIN : 0), 0});
+    wanted_.push_back({x.socket.get(), static_cast<short>(is_silent ? POLLIN | POLLRDHUP : 0), 0});
   }
   if (::poll(wanted_.data(), wanted_.size(), poll_limit(next_limit(now))) < 0) {
     for (auto& x : wanted_)
@@ -181,7 +181,10 @@ void host_gate::look_at_callers() noexcept {
   std::size_t now_waiting = 0;
   for (std::size_t i = 0; i < callers_.size(); ++i) {
     auto& x = callers_[i];
-    const auto what = wanted_[2 + i].revents != 0 ? look_at_hello(x) : hello::incomplete;
+    const auto events = wanted_[2 + i].revents;
+    auto what = events != 0 ? look_at_hello(x) : hello::incomplete;
+    if (what == hello::incomplete && (events & (POLLRDHUP | POLLHUP | POLLERR)) != 0)
+      what = hello::none; // no more comes
     if (what == hello::complete) {
       x.at = stranger_stage::waiting;
       ++now_waiting;
@@ -244,10 +247,8 @@ bool host_gate::has_room(const socket_address& next) noexcept {
   const auto i = who(stranger_stage::handshake);
   if (!i)
     return true;
-  if (*i == sessions.size()) // `next` itself
-    return false;
   turn_away_from_ = clock::now() + turn;
-  return sessions[*i]->turn_away(too_many);
+  return *i != sessions.size() && sessions[*i]->turn_away(too_many); // else `next` itself waits
 }
 
 void host_gate::begin_session(caller x) noexcept {

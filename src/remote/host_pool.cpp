@@ -27,7 +27,7 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// A host that is lost sooner than this has failed.
+/// A host that is lost sooner than this, or has started no worker, has failed.
 constexpr std::chrono::seconds long_life{10};
 /// The pause after the second failure in a row. Each next pause is four times as long, up to
 /// `remote_hosts::rejoin_limit`. So a host that fails again and again uses up no world's restarts.
@@ -40,6 +40,7 @@ struct member {
   int first = 0;                     ///< ordinal of its first device
   std::shared_ptr<host_session> now; ///< null: not connected
   clock::time_point joined_at{};
+  bool has_served = false;       ///< it has started a worker since it joined
   int failures = 0;              ///< in a row
   clock::time_point used_from{}; ///< until then no worker is started there
 };
@@ -249,6 +250,7 @@ caf::error host_pool::join(host_session& who, int devices) {
                                                std::to_string(devices) + " now");
     x.now = who.shared_from_this();
     x.joined_at = clock::now();
+    x.has_served = false;
   }
   changed_.notify_all();
   log(log_level::info,
@@ -260,7 +262,7 @@ caf::error host_pool::join(host_session& who, int devices) {
 std::string host_pool::note_loss(member& host) const {
   const auto now = clock::now();
   host.now = nullptr; // not the last owner: the gate keeps it until its thread has ended
-  host.failures = now - host.joined_at < long_life ? host.failures + 1 : 0;
+  host.failures = host.has_served && now - host.joined_at >= long_life ? 0 : host.failures + 1;
   if (host.failures < 2)
     return {};
   std::chrono::nanoseconds pause = first_pause;
@@ -410,6 +412,10 @@ caf::expected<host_pool::running> host_pool::start_at(host_session& host, const 
   if (error)
     return make_error(errc::unavailable,
                       "the host " + here.host->name + " starts no worker: " + describe(error));
+  {
+    std::lock_guard lock{mutex_};
+    here.host->has_served = true;
+  }
   const auto& memory = (*relay)->memory();
   segments().add(memory.bytes(), memory.descriptor(), *relay);
   return running{(*relay)->link(), *relay};

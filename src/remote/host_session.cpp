@@ -173,6 +173,7 @@ caf::error host_session::take_answer(std::uint64_t to, std::span<const std::byte
     return to <= last_channel_
                ? caf::error{}
                : make_error(errc::unavailable, name_ + " answers a request that was not made");
+  unanswered_.store(0);
   wire_reader reader{body};
   auto error = reader.get<caf::error>();
   question.mapped().set_value(
@@ -227,23 +228,29 @@ caf::error host_session::ask(std::uint64_t channel, host_frame kind,
     questions_.erase(channel);
     return why_ ? why_ : error;
   }
-  const std::stop_callback on_stop{stop, [this, channel] { give_up(channel); }};
+  const std::stop_callback on_stop{
+      stop,
+      [this, channel] { give_up(channel, make_error(errc::unavailable, "it was released")); }};
   for (fair_limit left{limit}; answer.wait_until(left.next()) != std::future_status::ready;)
-    if (left.over()) { // its end answers
-      link_->end(make_error(errc::unavailable, name_ + " has not answered a request to " + what +
-                                                   " a worker within " + text_of(limit)));
+    if (left.over()) { // what follows answers
+      const auto why =
+          make_error(errc::unavailable, name_ + " has not answered a request to " + what +
+                                            " a worker within " + text_of(limit));
+      if (unanswered_.fetch_add(1) != 0)
+        link_->end(why);
+      give_up(channel, why);
       break;
     }
   return answer.get();
 }
 
-void host_session::give_up(std::uint64_t channel) noexcept {
+void host_session::give_up(std::uint64_t channel, const caf::error& why) noexcept {
   auto question = take_question(channel);
   if (question.empty()) // answered meanwhile
     return;
   // If the connection is over, no work goes on at its other end.
   static_cast<void>(link_->send(number(host_frame::give_up), channel, {}));
-  question.mapped().set_value(make_error(errc::unavailable, "it was released"));
+  question.mapped().set_value(why);
 }
 
 caf::expected<std::shared_ptr<worker_relay>>
@@ -261,7 +268,7 @@ host_session::start_worker(int device, int ordinal, bool spare,
     relays_.emplace(channel, *relay);
   }
   const start_args what{device, spare};
-  const auto limit = spare ? 2 * limits_.start : limits_.start; // its device's worker may be first
+  const auto limit = spare ? 3 * limits_.start : limits_.start; // after its device's worker; warm
   if (auto error = ask(channel, host_frame::start, bytes_of(what), "start", limit, stop))
     return error;
   if (auto error = (*relay)->begin()) {

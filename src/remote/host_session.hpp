@@ -92,12 +92,13 @@ private:
   /// end it at once.
   caf::error refuse(const caf::error& why);
   void ended(const caf::error& why);
-  /// Sends a request and waits for the answer. Gives up the channel if `stop` is requested. Ends
-  /// the connection if there is no answer within `limit`. `what`: the request, for the error.
+  /// Sends a request and waits for the answer. Gives up the channel if `stop` is requested, or if
+  /// there is no answer within `limit`. If that is the second time in a row, the connection ends.
+  /// `what`: the request, for the error.
   caf::error ask(std::uint64_t channel, host_frame kind, std::span<const std::byte> body,
                  const char* what, std::chrono::nanoseconds limit,
                  const std::stop_token& stop = {}) noexcept;
-  void give_up(std::uint64_t channel) noexcept;
+  void give_up(std::uint64_t channel, const caf::error& why) noexcept;
   /// Removes the question, if it is open.
   question_map::node_type take_question(std::uint64_t channel);
   std::shared_ptr<worker_relay> find(std::uint64_t channel);
@@ -111,6 +112,7 @@ private:
   bool refused_ = false;
   std::atomic<phase> phase_{phase::stranger};
   std::atomic<std::uint64_t> last_channel_{0};
+  std::atomic<int> unanswered_{0}; ///< requests in a row
 
   std::mutex mutex_;
   caf::error why_; ///< set when it is over

@@ -38,10 +38,15 @@ std::optional<std::size_t> find_surplus(std::span<const stranger> present, stran
     }
   if (by_owner.empty())
     return std::nullopt;
-  const auto most = std::ranges::max_element(by_owner, {}, [](auto& x) { return x.second.size(); });
-  const auto& choice = most->second;
-  if (choice.size() <= limits.per_address && total <= limits.total)
+  std::size_t most = 0;
+  for (auto& [owner, x] : by_owner)
+    most = std::max(most, x.size());
+  if (most <= limits.per_address && total <= limits.total)
     return std::nullopt;
+  std::vector<std::size_t> choice; // all of the addresses that have the most
+  for (auto& [owner, x] : by_owner)
+    if (x.size() == most)
+      choice.insert(choice.end(), x.begin(), x.end());
   return choice[std::uniform_int_distribution<std::size_t>{0, choice.size() - 1}(random)];
 }
 

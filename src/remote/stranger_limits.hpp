@@ -34,8 +34,8 @@ struct stranger_limits {
 stranger_limits limits_of(stranger_stage at, std::size_t descriptors) noexcept;
 
 /// Returns the index of the stranger that must go if there are too many of the stage `at`: one at
-/// random of an address that has more than its share, else one of the address that has the most.
-/// Addresses of IP version 6 count as one if they differ in their last 64 bits only.
+/// random of the addresses that have the most. That is also the case if one has more than its
+/// share. Addresses of IP version 6 count as one if they differ in their last 64 bits only.
 /// @return none if there are not too many
 std::optional<std::size_t> find_surplus(std::span<const stranger> present, stranger_stage at,
                                         const stranger_limits& limits, std::minstd_rand& random);

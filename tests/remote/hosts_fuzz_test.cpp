@@ -137,6 +137,17 @@ TEST_F(HostGate, StrangersThatSayNothingKeepNobodyOut) {
   EXPECT_TRUE(lines_.say("too many connections have not joined yet"));
 }
 
+/// No more of its first message can come.
+TEST_F(HostGate, HalfAMessageAndItsEndAreClosedAtOnce) {
+  constexpr std::array<std::byte, 7> half{std::byte{0x16}, std::byte{3}, std::byte{1},
+                                          std::byte{1}};
+  const auto socket = connect(fleet_.port());
+  const std::array<std::span<const std::byte>, 1> all{half};
+  ASSERT_EQ(detail::send_all(socket.get(), all), 0);
+  detail::shut_down_sending(socket.get());
+  EXPECT_TRUE(wait_for(socket.get(), POLLIN, 2s)); // not after the limit of 5 s
+}
+
 TEST_F(HostGate, RandomBytesOfStrangersCostLittle) {
   constexpr int cases = 300;
   std::mt19937_64 random{1};

@@ -113,13 +113,15 @@ TEST(HostMember, ThatNeverAnswersAStartIsGivenUp) {
   log_lines lines;
   auto all = must(make_worker_backend(how));
   auto victim = must(all->open(2));
-  const stopwatch watch;
-  const auto error = victim->bind();
-  EXPECT_NE(code_of(error), std::nullopt);
-  EXPECT_GE(watch.elapsed(), start_limit + more);
-  EXPECT_LT(watch.elapsed(), start_limit + more + at_once);
   const std::string why = "rogue has not answered a request to start a worker within 1300 ms";
-  EXPECT_NE(describe(error).find(why), std::string::npos) << describe(error);
+  for (const int lives : {1, 1, 2}) { // the second time in a row ends the connection
+    EXPECT_TRUE(eventually([&] { return silent.lives() == lives; }));
+    const stopwatch watch;
+    const auto error = victim->bind();
+    EXPECT_GE(watch.elapsed(), start_limit + more);
+    EXPECT_LT(watch.elapsed(), start_limit + more + at_once);
+    EXPECT_NE(describe(error).find(why), std::string::npos) << describe(error);
+  }
   EXPECT_TRUE(lines.say(why));
 }
 

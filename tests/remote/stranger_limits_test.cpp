@@ -101,6 +101,20 @@ TEST(StrangerLimits, ChanceDecidesAmongThoseOfOneAddress) {
     EXPECT_NEAR(number, times / 4, times / 20) << i;
 }
 
+TEST(StrangerLimits, ChanceDecidesAmongAddressesThatHaveAsMany) {
+  std::minstd_rand random{1};
+  std::vector<stranger> present;
+  for (std::size_t i = 0; i <= few.total; ++i)
+    present.push_back(from("10.0.0." + std::to_string(1 + i)));
+  std::map<std::size_t, int> gone;
+  constexpr int times = 9000;
+  for (int i = 0; i < times; ++i)
+    ++gone[find_surplus(present, stranger_stage::silent, few, random).value()];
+  ASSERT_EQ(gone.size(), present.size());
+  for (auto& [i, number] : gone)
+    EXPECT_NEAR(number, times / 9, times / 45) << i;
+}
+
 TEST(StrangerLimits, ANetworkOfVersionSixIsOneAddress) {
   crowd all;
   for (int i = 0; i < 1000; ++i)

@@ -13,11 +13,11 @@ import tempfile
 SKIPPED = 77
 
 
-def recipe(top):
-    """Returns the first commands after the sentence about certificates."""
+def recipes(top):
+    """Returns the commands that make certificates, and those that revoke one."""
     text = (top / 'docs' / 'guide.md').read_text(encoding='utf-8')
     text = text[text.index('The operator provides the certificates'):]
-    return re.search(r'```sh\n(.*?)```', text, re.DOTALL).group(1)
+    return re.findall(r'```sh\n(.*?)```', text, re.DOTALL)[:2]
 
 
 def is_good(folder, certificate, *options):
@@ -32,8 +32,9 @@ def main():
         return SKIPPED
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(['sh', '-e'], input=recipe(pathlib.Path(sys.argv[1])), cwd=folder,
-                       check=True, text=True)
+        for commands in recipes(pathlib.Path(sys.argv[1])):
+            subprocess.run(['sh', '-e'], input=commands, cwd=folder, check=True, text=True)
+        revoked = ('-crl_check', '-CRLfile', 'revoked.pem')
         for expected, certificate, *options in (
                 (True, 'parent.pem', '-purpose', 'sslserver', '-verify_ip', '192.0.2.10'),
                 (True, 'parent.pem', '-purpose', 'sslserver', '-verify_hostname', 'parent'),
@@ -42,7 +43,9 @@ def main():
                 (True, 'alpha.pem', '-purpose', 'sslclient', '-verify_hostname', 'alpha'),
                 (True, 'beta.pem', '-purpose', 'sslclient', '-verify_hostname', 'beta'),
                 (False, 'beta.pem', '-purpose', 'sslclient', '-verify_hostname', 'alpha'),
-                (False, 'alpha.pem', '-purpose', 'sslserver')):
+                (False, 'alpha.pem', '-purpose', 'sslserver'),
+                (False, 'alpha.pem', '-purpose', 'sslclient', *revoked),
+                (True, 'beta.pem', '-purpose', 'sslclient', *revoked)):
             if is_good(folder, certificate, *options) != expected:
                 print(f'{certificate} is {"not " if expected else ""}good for {" ".join(options)}')
                 failures += 1

@@ -199,7 +199,7 @@ caf::error remote_device::copy(void* target, const void* source, std::size_t siz
       return place.error();
     what.host = *place;
   }
-  return link_->run(command::copy, what);
+  return link_->run(command::copy, what, {}, link_->limit_of_copy(size_bytes));
 }
 
 caf::error remote_device::fill(void* target, std::span<const std::byte> pattern, std::size_t count,

@@ -62,6 +62,15 @@ public:
   /// the supervisor knows the call that the worker hangs in. To be called before the first request.
   void set_request_limit(std::chrono::nanoseconds x) noexcept { request_limit_ = x; }
 
+  /// Returns the limit for a command behind which so many bytes have to be sent, on any network.
+  std::chrono::nanoseconds limit_of_copy(std::uint64_t bytes) const noexcept {
+    constexpr std::chrono::nanoseconds per_byte{100}; // 10 MB/s
+    constexpr auto most = std::chrono::nanoseconds::max() / 2;
+    return request_limit_.count() == 0
+               ? request_limit_
+               : std::min(command_limit(), most) + per_byte * static_cast<std::int64_t>(bytes);
+  }
+
   /// Sets the receiver of messages from the worker's programs, on the receiving thread. To be
   /// called before the first message.
   void set_listener(std::function<void(std::span<const std::byte>)> f) { listener_ = std::move(f); }

@@ -1,5 +1,6 @@
 #include "worker/parent/worker_spawn.hpp"
 
+#include "foundation/blocked_signals.hpp"
 #include "foundation/log.hpp"
 #include "foundation/system_call.hpp"
 #include "worker/parent/worker_process.hpp"
@@ -137,22 +138,6 @@ private:
   void* const place_;
 };
 
-/// While it exists, no signal reaches this thread.
-class no_signals {
-public:
-  no_signals() noexcept {
-    sigset_t all;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~no_signals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  no_signals(const no_signals&) = delete;
-  no_signals& operator=(const no_signals&) = delete;
-
-private:
-  sigset_t before_{};
-};
-
 void await_end(pid_t id) noexcept {
   while (::waitpid(id, nullptr, 0) < 0 && errno == EINTR) {
   }
@@ -172,7 +157,7 @@ caf::expected<spawned_worker> start(start_plan& plan, const std::string& name) {
   int code = 0;
   {
     // A handler of this process must not run in the other one.
-    const no_signals blocked;
+    const blocked_signals blocked;
     id = TROUPE_CLONE(become_worker, stack.top(), CLONE_VM | CLONE_VFORK | CLONE_PIDFD | SIGCHLD,
                       &plan, &native);
     code = errno;
