@@ -8,6 +8,7 @@
 
 #include "chaos/content_model.hpp"
 #include "chaos/random_collective.hpp"
+#include "foundation/log.hpp"
 #include "support/answer_time.hpp"
 #include "support/collective_forms.hpp"
 #include "support/eventually.hpp"
@@ -312,6 +313,8 @@ private:
     ends_.insert(to_string(*x.why));
   }
   std::set<std::string> communicator_ends() {
+    if (!detail::drain_log(patience))
+      complain("the log is not drained");
     std::lock_guard lock{log_mutex_};
     return ends_;
   }

@@ -3,6 +3,7 @@
 
 #include "support/control_timer.hpp"
 #include "worker/worker_support.hpp"
+#include <troupe/log.hpp>
 #include <troupe/version.hpp>
 
 #include <gtest/gtest.h>
@@ -899,6 +900,7 @@ TEST(WorkerParent, DestroyedInItsListener) {
 }
 
 TEST(WorkerParent, DestroyedWithoutPatience) {
+  set_log_sink({}); // starts the log's thread
   const belongings before;
   for (int i = 0; i < 20; ++i) {
     auto seen = std::make_unique<witness>();
