@@ -2,8 +2,8 @@
 // binary anew.
 
 #include "support/control_timer.hpp"
+#include "support/log_lines.hpp"
 #include "worker/worker_support.hpp"
-#include <troupe/log.hpp>
 #include <troupe/version.hpp>
 
 #include <gtest/gtest.h>
@@ -900,7 +900,7 @@ TEST(WorkerParent, DestroyedInItsListener) {
 }
 
 TEST(WorkerParent, DestroyedWithoutPatience) {
-  set_log_sink({}); // starts the log's thread
+  const log_lines lines; // starts the log's thread
   const belongings before;
   for (int i = 0; i < 20; ++i) {
     auto seen = std::make_unique<witness>();
