@@ -329,6 +329,18 @@ TEST(Nonsense, ARingThatWasReadTooFarLosesTheWorker) {
 }
 
 /// Streams of other devices wait for these words. They must be done whatever the worker wrote last.
+/// Another host may claim any reason for the loss of its worker.
+TEST(Nonsense, AFaultOfAWorkersProcessIsNoFaultOfThisOne) {
+  for (auto code : {errc::device_fault, errc::lane_stuck, errc::worker_lost}) {
+    parents_side x;
+    caf::error told;
+    x.link->on_loss([&](const caf::error& why) { told = why; });
+    x.link->lose(make_error(code, "on purpose"));
+    EXPECT_TRUE(has_code(x.link->loss(), errc::worker_lost)) << to_string(code);
+    EXPECT_EQ(told, x.link->loss());
+  }
+}
+
 TEST(Nonsense, WordsOfAWorkerThatIsGoneAreDone) {
   parents_side x;
   x.link->lose(make_error(errc::worker_lost, "the test wants it"));

@@ -237,7 +237,7 @@ worker_link::reply_handler worker_link::take_handler(const control_head& of) noe
 caf::error worker_link::heard(const caf::error& error) noexcept {
   if (severity_of(error) != severity::process)
     return error;
-  lose(lost_worker(device_, error));
+  lose(error);
   return loss();
 }
 
@@ -287,7 +287,9 @@ void worker_link::give_up_nonsense(std::string_view what) noexcept {
                                    "), and was killed"));
 }
 
-void worker_link::lose(const caf::error& why, bool kills) noexcept {
+void worker_link::lose(const caf::error& cause, bool kills) noexcept {
+  // A fault of the worker's process, or of an agent that claims one, is none of this process.
+  const auto why = severity_of(cause) == severity::process ? lost_worker(device_, cause) : cause;
   std::map<std::uint64_t, open_request> open;
   std::map<std::uint64_t, std::function<void(const caf::error&)>> listeners;
   {

@@ -180,7 +180,7 @@ private:
     constexpr auto most = std::chrono::nanoseconds::max();
     return request_limit_ < most / 2 ? 2 * request_limit_ : most;
   }
-  void lose(const caf::error& why, bool kills) noexcept;
+  void lose(const caf::error& cause, bool kills) noexcept;
   /// Returns null if there is no such request.
   reply_handler take_handler(const control_head& of) noexcept;
   /// Returns the error for this process. If the error ends the worker, the link is lost.
