@@ -11,12 +11,12 @@
 
 namespace troupe::detail {
 
-/// What a line is about. Peers can cause any number of lines of all kinds but `any`. So these are
+/// The subject of a line. Peers can cause any number of lines of all kinds but `any`. So these are
 /// limited, each kind by itself (`log_limit`).
 enum class log_kind : std::uint8_t {
   any,
   strangers,    ///< connections without a certificate
-  certificates, ///< connections of peers that are no members
+  certificates, ///< connections with a certificate that end before the host is accepted
   members,      ///< hosts that join and leave
   notes         ///< messages between programs in different processes
 };

@@ -58,7 +58,8 @@ public:
   /// the old sink is not called any more, unless it is the caller.
   void replace_sink(std::shared_ptr<const log_sink> x);
   void set_window(std::chrono::nanoseconds x) noexcept;
-  /// From now on, who adds a line waits until the sink has it: the process may end at once.
+  /// From now on, a thread that adds a line waits until the sink has it, within `end_limit` in
+  /// total: the process may end at once.
   void end() noexcept;
 
   // For fork: no other thread is inside the writer between `lock` and `unlock`.

@@ -45,7 +45,7 @@ private:
     clock::time_point since;
     stranger_stage at = stranger_stage::silent; ///< or `waiting`
   };
-  /// What has arrived from a caller: its first message, or not.
+  /// The state of a caller's first message. `none`: the connection is over.
   enum class hello : std::uint8_t { incomplete, complete, invalid, none };
 
   host_gate(std::unique_ptr<tls_identity> identity, file_descriptor listener, wake_up wake,
@@ -64,9 +64,9 @@ private:
   bool accept() noexcept;
   /// Turns a caller away if there are too many of this stage.
   void limit_callers(stranger_stage at) noexcept;
-  /// Finds those whose first message is here, and drops those that use no TLS or take too long.
+  /// Marks callers whose first message is complete. Closes connections that use no TLS or take too
+  /// long.
   void look_at_callers() noexcept;
-  /// Returns `none` if the connection is over.
   static hello look_at_hello(const caller& x) noexcept;
   /// Begins the sessions of callers whose turn it is.
   void begin_sessions() noexcept;

@@ -2,6 +2,7 @@
 
 #include "remote/hosts_support.hpp"
 #include "remote/mutating_wire.hpp"
+#include "support/from_environment.hpp"
 #include "support/load.hpp"
 
 #include <gtest/gtest.h>
@@ -9,7 +10,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <thread>
@@ -18,12 +18,6 @@
 namespace troupe::testing {
 
 namespace {
-
-/// Returns the value of an environment variable, by which the test can be made longer.
-int from_environment(const char* name, int otherwise) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? std::atoi(value) : otherwise;
-}
 
 /// Uses a device in all kinds of ways until `stop`. Any request may fail. If work is not done in
 /// time, because the word of that was lost, the wire hangs up.
@@ -90,8 +84,8 @@ TEST(HostLiveFuzz, AMemberWhoseFramesAreWrongHarmsOnlyItself) {
   const auto before = resident_memory();
   std::atomic<bool> stop{false};
   std::thread user{[&] { use(system, 3, *wire, stop); }};
-  const auto frames = static_cast<std::uint64_t>(from_environment("TROUPE_FUZZ_FRAMES", 300));
-  const std::chrono::seconds least{from_environment("TROUPE_FUZZ_SECONDS", 0)};
+  const auto frames = number_from_environment("TROUPE_FUZZ_FRAMES", 300);
+  const std::chrono::seconds least{number_from_environment("TROUPE_FUZZ_SECONDS", 0)};
   const stopwatch watch;
   EXPECT_TRUE(eventually([&] { return wire->mutated() >= frames && watch.elapsed() >= least; },
                          least + 2 * patience));

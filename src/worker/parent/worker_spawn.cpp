@@ -51,8 +51,9 @@ constexpr int worker_descriptor = STDERR_FILENO + 1;
 /// In bytes, as the system calls for signals expect it.
 constexpr std::size_t native_signal_set = _NSIG / 8;
 
-/// What the new process does before it executes the worker's program. All of it is ready before the
-/// process starts: that may neither allocate nor lock, since it shares the memory of this process.
+/// The steps of the new process before it executes the worker's program. All of it is ready before
+/// the process starts: that may neither allocate nor lock, since it shares the memory of this
+/// process.
 struct start_plan {
   pid_t parent = -1;
   int streams[worker_descriptor]{}; ///< descriptor for each standard stream; -1: it is passed on
