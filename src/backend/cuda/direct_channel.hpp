@@ -23,6 +23,15 @@ TROUPE_DEVICE arena& own(const plane& p) { return *p.at[p.rank]; }
 /// Returns whether a kernel of some rank was aborted.
 TROUPE_DEVICE bool is_stopped(const plane& p) { return gpu::load(&own(p).stop) != 0; }
 
+/// Returns whether the host aborted the kernels, and then tells the other threads of this rank,
+/// which look at pinned memory more rarely.
+TROUPE_DEVICE bool is_aborted(const plane& p) {
+  if (gpu::load(p.aborted) == 0)
+    return false;
+  gpu::store(&own(p).stop, 1);
+  return true;
+}
+
 /// Waits until `f` returns true. Returns false if the kernels are to end. A device does its looks
 /// at pinned memory one after the other, so mainly the first warp of each block looks there.
 template <class F> TROUPE_DEVICE bool wait_until(const plane& p, F f) {
@@ -30,7 +39,7 @@ template <class F> TROUPE_DEVICE bool wait_until(const plane& p, F f) {
       gpu::thread() < gpu::warp ? gpu::looks_of_first_warp : gpu::looks_of_other_warps;
   for (unsigned looks = 1; !f(); ++looks, gpu::pause())
     if (looks % gpu::looks_before_stop_check == 0 &&
-        (is_stopped(p) || (looks % before_abort_check == 0 && gpu::load(p.aborted) != 0)))
+        (is_stopped(p) || (looks % before_abort_check == 0 && is_aborted(p))))
       return false;
   return true;
 }
