@@ -288,8 +288,9 @@ void worker_link::give_up_nonsense(std::string_view what) noexcept {
 }
 
 void worker_link::lose(const caf::error& cause, bool kills) noexcept {
-  // A fault of the worker's process, or of an agent that claims one, is none of this process.
-  const auto why = severity_of(cause) == severity::process ? lost_worker(device_, cause) : cause;
+  // Whatever the reason is that an agent gives, the device alone is lost: lanes take other errors
+  // of their devices for faults of this process.
+  const auto why = code_of(cause) == errc::worker_lost ? cause : lost_worker(device_, cause);
   std::map<std::uint64_t, open_request> open;
   std::map<std::uint64_t, std::function<void(const caf::error&)>> listeners;
   {
