@@ -66,6 +66,53 @@ public:
   }
 };
 
+/// A device whose work is over for the lane only from a time on that the test chooses, all at once.
+class held_device final : public testing::forwarding_device {
+public:
+  held_device(std::unique_ptr<backend_device> inner, std::atomic<bool>& lets_go)
+      : forwarding_device(std::move(inner)), lets_go_(lets_go) {}
+
+  bool signals_completion() const noexcept override { return false; }
+  void set_completion_signal(std::function<void()>) noexcept override {}
+  caf::expected<bool> query(event_view event) noexcept override {
+    if (!lets_go_)
+      return false;
+    if (auto error = inner_->synchronize(event))
+      return error;
+    return true;
+  }
+
+private:
+  std::atomic<bool>& lets_go_;
+};
+
+class held_backend final : public testing::forwarding_backend {
+public:
+  held_backend() : forwarding_backend(make_host_backend({.devices = 1})) {}
+
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    return open_as<held_device>(ordinal, lets_go);
+  }
+
+  std::atomic<bool> lets_go{true};
+};
+
+/// Notes that it is over, on the lane.
+class noted_probe final : public probe {
+public:
+  noted_probe(const std::shared_ptr<lane>& on, detail::stream_kind stream, std::vector<int>& over,
+              int name)
+      : probe({on}), over_(over), name_(name) {
+    parts()[0].stream = stream;
+  }
+
+private:
+  void on_settled() noexcept override { over_.push_back(name_); }
+
+  std::vector<int>& over_;
+  const int name_;
+};
+
 /// The last error that CUDA keeps for each thread. `fault` cannot be cleared.
 thread_local int last_error = 0;
 constexpr int fault = 700;
@@ -363,6 +410,35 @@ TEST(Lane, AnswersWhatIsDoneBeforeASlowOne) {
     slow.open();
     for (auto& x : after)
       EXPECT_TRUE(is_ok(answer_of(x)));
+  }
+}
+
+// Many operations that are over at the same time, in one stream, delay no answer of another stream.
+TEST(Lane, FinishesWorkOfAllItsStreamsInTurn) {
+  constexpr int many = 64;
+  using detail::stream_kind;
+  for (const auto& [crowded, other] : {std::pair{stream_kind::compute, stream_kind::download},
+                                       std::pair{stream_kind::download, stream_kind::compute}}) {
+    const auto backend = std::make_shared<held_backend>();
+    core_system system{{.backend = backend}};
+    must(answer_of(system.device().launch(no_work(), {}, {}, {})));
+    backend->lets_go = false;
+    std::vector<int> over;
+    std::vector<std::shared_ptr<noted_probe>> all;
+    for (int i = 0; i <= many; ++i) {
+      all.push_back(
+          std::make_shared<noted_probe>(system.lane(), i == many ? other : crowded, over, i));
+      system.runtime()->start(all.back());
+    }
+    EXPECT_TRUE(testing::eventually([&] { return system.lane()->in_flight() == many + 1; }));
+    backend->lets_go = true;
+    for (auto& x : all) {
+      EXPECT_TRUE(is_ok(answer_of(x)));
+      EXPECT_TRUE(settles(*x));
+    }
+    system.runtime()->close();
+    ASSERT_EQ(over.size(), all.size());
+    EXPECT_LT(std::ranges::find(over, many) - over.begin(), many / 2);
   }
 }
 
