@@ -65,8 +65,8 @@ bool lane::poll(lane_stream& s) {
       static_cast<void>(note(done.error()));
       if (auto code = code_of(done.error());
           code == errc::device_fault || code == errc::worker_lost)
-        return finished !=
-               0; // the streams may still run: only the end of device or process drops it
+        // The streams may still run: only the end of device or process drops it.
+        return finished != 0;
       if (batch != 1) {
         one_by_one = true; // find the one that failed
         continue;

@@ -49,7 +49,7 @@ using testing::verb;
 using namespace std::chrono_literals;
 
 /// A device whose completions must be polled, as CUDA's.
-class silent_device final : public testing::forwarding_device {
+class silent_device : public testing::forwarding_device {
 public:
   using forwarding_device::forwarding_device;
 
@@ -67,13 +67,11 @@ public:
 };
 
 /// A device whose work is over for the lane only from a time on that the test chooses, all at once.
-class held_device final : public testing::forwarding_device {
+class held_device final : public silent_device {
 public:
   held_device(std::unique_ptr<backend_device> inner, std::atomic<bool>& lets_go)
-      : forwarding_device(std::move(inner)), lets_go_(lets_go) {}
+      : silent_device(std::move(inner)), lets_go_(lets_go) {}
 
-  bool signals_completion() const noexcept override { return false; }
-  void set_completion_signal(std::function<void()>) noexcept override {}
   caf::expected<bool> query(event_view event) noexcept override {
     if (!lets_go_)
       return false;
