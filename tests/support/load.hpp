@@ -1,15 +1,14 @@
 /// A client that keeps a world busy, and measures of resources that must not grow meanwhile.
 #pragma once
 
+#include "support/entries_of.hpp"
 #include "support/world_fixture.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <thread>
 #include <vector>
 
@@ -18,10 +17,7 @@
 
 namespace troupe::testing {
 
-inline std::size_t threads_of_this_process() {
-  const std::filesystem::directory_iterator tasks{"/proc/self/task"};
-  return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
-}
+inline std::size_t threads_of_this_process() { return entries_of("/proc/self/task"); }
 
 /// Returns bytes, without free memory in the allocator's arenas. Short-lived threads, such as
 /// threads that build communicators, leave much free memory in arenas.

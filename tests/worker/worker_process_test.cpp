@@ -2,6 +2,7 @@
 // binary anew.
 
 #include "support/control_timer.hpp"
+#include "support/entries_of.hpp"
 #include "support/log_lines.hpp"
 #include "worker/worker_support.hpp"
 #include <troupe/version.hpp>
@@ -322,10 +323,6 @@ TROUPE_CHILD(Middle) {
 }
 
 // -- resources of this process
-
-std::size_t entries_of(const char* folder) {
-  return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator{folder}, {}));
-}
 
 struct belongings {
   std::size_t descriptors = entries_of("/proc/self/fd");

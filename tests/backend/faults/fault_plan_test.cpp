@@ -1,4 +1,5 @@
 #include "support/backend_fixture.hpp"
+#include "support/entries_of.hpp"
 #include <troupe/testing/fault_plan.hpp>
 
 #include <gtest/gtest.h>
@@ -77,6 +78,16 @@ std::vector<bool> failures_of(opened_device& x, int calls) {
     result.push_back(static_cast<bool>(
         x->copy(nullptr, nullptr, 0, copy_direction::device_to_device, x.stream)));
   return result;
+}
+
+TEST(FaultPlan, NeedsNoIdOfTheBackendForADirectCommunicator) {
+  auto backend = with_faults(make_host_backend({.devices = 2, .listen_address = "127.0.0.1"}),
+                             std::make_shared<fault_plan>());
+  auto devices = open_all(*backend);
+  const auto files = testing::entries_of("/proc/self/fd");
+  const std::array ranks{local_rank{0, 0}, local_rank{1, 1}};
+  const auto built = must(backend->build_direct(ranks));
+  EXPECT_EQ(testing::entries_of("/proc/self/fd"), files); // an id would listen at a port
 }
 
 TEST(FaultPlan, WithoutRulesNothingHappens) {

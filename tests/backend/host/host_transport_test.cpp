@@ -5,6 +5,7 @@
 #include "support/backend_fixture.hpp"
 #include "support/child_process.hpp"
 #include "support/collective_runs.hpp"
+#include "support/entries_of.hpp"
 #include "support/hostile_text.hpp"
 #include "support/reference.hpp"
 #include <troupe/backend.hpp>
@@ -47,6 +48,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::collective_run;
 using testing::collectives;
+using testing::entries_of;
 using testing::group_run;
 using testing::has_code;
 using testing::is_ok;
@@ -221,11 +223,6 @@ caf::error end_of(backend_communicator& x) {
   if (failure_of(e)->rank == rank)
     return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure() << "wanted rank " << rank << ": " << describe(e);
-}
-
-std::size_t entries_of(const char* folder) {
-  const std::filesystem::directory_iterator all{folder};
-  return static_cast<std::size_t>(std::distance(begin(all), end(all)));
 }
 
 /// Resources of the operating system that this process holds.
