@@ -125,55 +125,63 @@ void mutating_wire::pass_on(frame x, end& from, end& to) {
   }
 }
 
-/// Adds to `more` what is sent in place of `x`: mostly `x` itself, too, so that the work goes on.
-void mutating_wire::mutate(frame& x, std::vector<frame>& more, end& from) {
-  ++mutated_;
-  const auto fit = [&] { x.head.size = static_cast<std::uint32_t>(x.body.size()); };
+/// Changes, cuts or extends the body.
+void mutating_wire::spoil(frame& x) {
   constexpr std::array<std::uint64_t, 8> extremes{
       0, 1, 0x7fff'ffff, 0xffff'ffff, 1ULL << 32, 1ULL << 62, (1ULL << 63) - 1, ~0ULL};
-  if (any(64) != 0) // else the other side may wait for it, up to its limits
-    more.push_back(x);
-  switch (any(10)) {
+  switch (any(4)) {
   case 0: // some bits
     for (auto n = any(3); !x.body.empty() && n < 3; ++n)
       x.body[any(x.body.size())] ^= static_cast<std::byte>(1 << any(8));
     break;
   case 1:
     x.body.resize(any(x.body.size() + 1));
-    fit();
     break;
   case 2:
     for (auto n = any(40); n != 0; --n)
       x.body.push_back(static_cast<std::byte>(any(256)));
-    fit();
     break;
-  case 3: // another channel, perhaps in use
-    x.head.channel = any(2) == 0 ? any(64) : random_();
-    break;
-  case 4: // many
-    more.insert(more.end(), any(10), x);
-    mutated_ += more.size();
-    break;
-  case 5: // none
-    return;
-  case 6: // later
-    from.delayed.push_back(std::move(x));
-    return;
-  case 7:
-    x.head.kind = static_cast<std::uint32_t>(any(22));
-    break;
-  case 8:
+  default:
     for (std::size_t at = 0; at + 8 <= x.body.size(); at += 8)
       if (any(4) == 0)
         std::memcpy(x.body.data() + at, &extremes[any(extremes.size())], 8);
-    break;
-  default: // from here on, the other side sees other frames
-    if (any(32) == 0)
-      x.head.size = static_cast<std::uint32_t>(random_());
-    else
-      x.head.kind = 0; // a sign of life, with a body
   }
-  more.push_back(std::move(x));
+  x.head.size = static_cast<std::uint32_t>(x.body.size());
+}
+
+/// Adds to `more` what is sent in place of `x`: mostly `x` itself, too, so that the work goes on.
+/// Most changes end the connection, which takes long. Those that may not are made several times.
+void mutating_wire::mutate(frame& x, std::vector<frame>& more, end& from) {
+  if (any(64) != 0) // else the other side may wait for it, up to its limits
+    more.push_back(x);
+  const auto before = more.size();
+  const auto what = any(24);
+  if (what < 7) { // frames of channels that are not in use, most likely
+    for (auto n = any(10) + 1; n != 0; --n) {
+      auto& y = more.emplace_back(x);
+      y.head.channel = any(2) == 0 ? any(64) : random_();
+      spoil(y);
+    }
+  } else if (what < 14) { // signs of life, with a body
+    for (auto n = any(10) + 1; n != 0; --n) {
+      auto& y = more.emplace_back(x);
+      y.head.kind = detail::number(host_frame::beat);
+      spoil(y);
+    }
+  } else if (what < 16)
+    more.insert(more.end(), any(10) + 1, x);
+  else if (what < 20)
+    spoil(more.emplace_back(x));
+  else if (what == 20)
+    more.emplace_back(x).head.kind = static_cast<std::uint32_t>(any(22));
+  else if (what == 21) // from here on, the other side sees other frames
+    more.emplace_back(x).head.size = static_cast<std::uint32_t>(random_());
+  else { // none, or later
+    ++mutated_;
+    if (what == 22)
+      from.delayed.push_back(std::move(x));
+  }
+  mutated_ += more.size() - before;
 }
 
 bool mutating_wire::send(end& x) {

@@ -68,6 +68,7 @@ private:
   bool forward(end& from, end& to, bool to_agent);
   static bool send(end& x);
   void pass_on(frame x, end& from, end& to);
+  void spoil(frame& x);
   void mutate(frame& x, std::vector<frame>& more, end& from);
   std::uint64_t any(std::uint64_t below) { return random_() % below; }
 
