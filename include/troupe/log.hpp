@@ -28,8 +28,8 @@ struct log_line {
 /// - Of the lines that other hosts and processes can cause in any number, such as refused
 ///   connections, 20 of each kind are logged in 10 s. The others are left out.
 /// - A later line says how many were left out.
-/// - When the process ends in good order, it waits until the sink has all lines, for at most 500
-/// ms.
+/// - When the process ends in good order, it waits until the sink has all lines: for at most 500 ms
+///   in all, 250 ms in `exit_process`, and 100 ms in a worker.
 ///
 /// The sink must not use static objects that are destroyed earlier. It may call the library. If it
 /// throws, the line goes to stderr, with the text of the exception.

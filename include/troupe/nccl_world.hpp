@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,7 +37,8 @@ struct world_config {
   world_limits limits = {};
   collectives_policy collectives =
       collectives_policy::automatic; ///< also of worlds that are split off
-  way_table ways = {};               ///< the same
+  /// The same. None: `way_table::built_in` for the world's number of ranks.
+  std::optional<way_table> ways = {};
   /// With `automatic`: NCCL's communicator is built as soon as the world is ready, if `ways` gives
   /// anything to it.
   bool nccl_ahead = false;

@@ -17,8 +17,12 @@ namespace troupe {
 struct way_table {
   static constexpr std::uint64_t no_limit = UINT64_MAX;
 
-  /// All go direct. On 2 H100 or H200 they are faster than by NCCL at nearly all sizes up to 1 GiB.
+  /// All go direct.
   way_table() noexcept { direct_up_to.fill(no_limit); }
+
+  /// Returns the table for worlds of `ranks` ranks, each on a H100 or H200 of its own: all go
+  /// direct on two; on more, some large ones are faster by NCCL. Measured on 2 and 4 devices.
+  static way_table built_in(std::size_t ranks) noexcept;
 
   /// By `collective_kind`: the largest block (`count` elements) that goes direct; larger ones go by
   /// NCCL, as do all calls of a group with one of them. all_to_all_v always goes direct.

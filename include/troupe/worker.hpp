@@ -28,7 +28,8 @@ struct worker_settings {
   std::string program = {};
   std::vector<std::string> arguments = {}; ///< placed before the library's own
   /// Time limit from the start of a worker until it can be used. A worker of another host has the
-  /// limit of its agent. The program waits for the agent as long as its own limit, and twice
+  /// limit of its agent; a spare there has three times that, since it starts after the device's
+  /// worker. The program waits for the agent as long as its own limit, and twice
   /// `remote_hosts::link_limit` more; then it ends the connection with that host.
   std::chrono::nanoseconds start_limit = std::chrono::seconds{30};
   /// A worker that shows no sign of life for this long is killed; 0: never.
@@ -36,7 +37,8 @@ struct worker_settings {
   /// A worker that shows signs of life, but is in one call for longer than this, is killed; 0:
   /// never. It applies to calls for a lane, including the first launch of a kernel, which may have
   /// to load it. It also applies to requests of other threads, except requests with a limit of
-  /// their own. For a worker of another host it is twice `remote_hosts::link_limit` longer.
+  /// their own. For a worker of another host (0: none there, either) it is twice
+  /// `remote_hosts::link_limit` longer.
   std::chrono::nanoseconds call_limit = std::chrono::seconds{30};
   /// Time limit for a rank's part in building a communicator; 0: none. When it expires, the build
   /// fails, and workers whose ranks are not built are killed. Ranks that wait for a lost rank are
@@ -81,8 +83,10 @@ struct remote_hosts {
   /// How long each attempt to open a device again waits for its host (`lane_options`). A host that
   /// is lost again and again within seconds is used after growing pauses, up to this long.
   std::chrono::nanoseconds rejoin_limit = std::chrono::seconds{10};
-  /// Ends the wait for the hosts with errc::cancelled, within 50 ms. It is polled, so that also a
-  /// signal handler of the program may request it. An actor system whose wait was ended stays
+  /// Ends the wait for the hosts with errc::cancelled, within 50 ms. It is polled, so that a
+  /// signal handler of the program may request it, too, where the standard library's `request_stop`
+  /// may run there (that of libstdc++ does only atomic operations as long as there is no callback).
+  /// An actor system whose wait was ended stays
   /// without devices.
   std::stop_token stop = {};
   /// Called with the port, on the thread that makes the backend. If it throws, making the backend

@@ -66,7 +66,7 @@ caf::expected<std::vector<world_group>> split_world(caf::actor_system& sys, cons
     config.name = what.name + '/' + std::to_string(color);
     config.limits = limits;
     config.collectives = core.wanted_collectives();
-    config.ways = core.ways();
+    config.ways = core.wanted_ways();
     for (auto rank : ranks)
       config.devices.push_back(core.lanes()[static_cast<std::size_t>(rank)]->state().ordinal());
     auto name = config.name;

@@ -51,6 +51,16 @@ caf::error wrong(const std::string& path, const std::string& what) {
 
 } // namespace
 
+way_table way_table::built_in(std::size_t ranks) noexcept {
+  constexpr std::uint64_t large = std::uint64_t{16} << 20;
+  way_table result;
+  if (ranks > 2)
+    for (auto x : {collective_kind::all_reduce, collective_kind::reduce, collective_kind::broadcast,
+                   collective_kind::all_gather, collective_kind::all_to_all})
+      result.direct_up_to[static_cast<std::size_t>(x)] = large;
+  return result;
+}
+
 caf::expected<way_table> read_way_table(const std::string& path, std::size_t ranks) {
   std::ifstream file{path};
   if (!file)

@@ -27,10 +27,11 @@ loss_policy loss_policy_of(const world_limits& x) noexcept {
 world_core::world_core(std::shared_ptr<runtime> runtime, std::string name,
                        std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits,
                        collectives_policy wanted, collectives_policy collectives,
-                       const way_table& ways)
+                       const std::optional<way_table>& ways)
     : collective_world(std::move(runtime), name, std::move(lanes), limits), name_(std::move(name)),
       on_loss_(loss_policy_of(limits)), wanted_collectives_(wanted), collectives_(collectives),
-      ways_(ways), prepared_(lanes_.size()) {}
+      wanted_ways_(ways), ways_(ways ? *ways : way_table::built_in(lanes_.size())),
+      prepared_(lanes_.size()) {}
 
 world_core::~world_core() = default;
 

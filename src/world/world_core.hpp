@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,7 +34,8 @@ public:
   world_core(std::shared_ptr<runtime> runtime, std::string name,
              std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits,
              collectives_policy wanted = collectives_policy::nccl,
-             collectives_policy collectives = collectives_policy::nccl, const way_table& ways = {});
+             collectives_policy collectives = collectives_policy::nccl,
+             const std::optional<way_table>& ways = {});
   ~world_core();
 
   const std::string& name() const noexcept { return name_; }
@@ -43,7 +45,8 @@ public:
   collective_way main_way() const noexcept {
     return collectives_ == collectives_policy::nccl ? collective_way::nccl : collective_way::direct;
   }
-  const way_table& ways() const noexcept { return ways_; }
+  /// Returns the table that was asked for.
+  const std::optional<way_table>& wanted_ways() const noexcept { return wanted_ways_; }
   /// Returns the rank on the device; `size` if no rank of this process is on it.
   std::size_t rank_of(int device) const noexcept;
 
@@ -224,6 +227,7 @@ private:
   const loss_policy on_loss_;
   const collectives_policy wanted_collectives_;
   const collectives_policy collectives_;
+  const std::optional<way_table> wanted_ways_;
   const way_table ways_;
   end_listener on_end_;
   std::function<void()> on_gone_;

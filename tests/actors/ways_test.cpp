@@ -28,7 +28,7 @@ constexpr std::size_t many = 1000; ///< elements that go by NCCL
 world_config both_ways() {
   world_config result;
   result.collectives = collectives_policy::automatic;
-  result.ways.direct_up_to.fill(few * sizeof(float));
+  result.ways.emplace().direct_up_to.fill(few * sizeof(float));
   return result;
 }
 

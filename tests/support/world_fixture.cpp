@@ -61,12 +61,12 @@ std::shared_ptr<backend> make_backend(const system_options& options) {
 /// Sets the policy of this run, unless the test has set one. `automatic` then goes both ways.
 void set_collectives(world_config& x) {
   constexpr std::uint64_t small = 256;
-  if (x.collectives != collectives_policy::automatic ||
-      x.ways.direct_up_to != way_table{}.direct_up_to)
+  if (x.collectives != collectives_policy::automatic || x.ways)
     return;
   x.collectives = collectives_of_run();
+  auto& ways = x.ways.emplace();
   for (auto kind : all_collective_kinds)
-    x.ways.direct_up_to[static_cast<std::size_t>(kind)] =
+    ways.direct_up_to[static_cast<std::size_t>(kind)] =
         is_message(kind) || has_root(kind) ? 0 : small;
 }
 

@@ -30,6 +30,14 @@ protected:
       std::filesystem::temp_directory_path() / ("ways." + std::to_string(getpid()));
 };
 
+TEST_F(WayTable, GivesLargeCollectivesOfMoreThanTwoRanksToNccl) {
+  for (auto kind : all_collective_kinds)
+    EXPECT_EQ(limit(way_table::built_in(2), kind), way_table::no_limit);
+  const auto x = way_table::built_in(4);
+  EXPECT_EQ(limit(x, collective_kind::broadcast), std::uint64_t{16} << 20);
+  EXPECT_EQ(limit(x, collective_kind::send), way_table::no_limit);
+}
+
 TEST_F(WayTable, HasTheLinesOfItsNumberOfRanks) {
   const auto x = must(read("# a comment\n\n2 all_reduce 4096 # and one here\n"
                            "2 broadcast all\n4 all_reduce 1\n2 send 77\n",
