@@ -6,6 +6,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <stop_token>
 #include <type_traits>
 #include <utility>
 
@@ -22,19 +23,30 @@ public:
 };
 
 namespace detail {
+/// Returns the completion of a `pending` without a request.
+const std::shared_ptr<completion>& no_request() noexcept;
+
 /// Returns the executor of `pending::then` if no other is named: one thread of the process.
 executor& callback_executor();
 
 /// Runs `f` on `where` once `after` is completed.
 void continue_on(executor& where, completion& after, std::function<void()> f);
+
+/// Cancels `what` when `stop` is requested, unless it is completed then.
+void cancel_on(const std::shared_ptr<completion>& what, const std::stop_token& stop);
+
+struct pending_access;
 } // namespace detail
 
 /// The result of a request: a `T`, or an error. Copies share the same result. If all copies are
 /// dropped, the operation continues: its result is lost, and its memory stays alive until it is
-/// over (INV-4). A moved-from object must not be used.
+/// over (INV-4). One without a request, default-constructed or moved-from, has failed with
+/// errc::invalid_argument.
 /// @thread any, several at once
 template <class T> class pending {
 public:
+  pending() = default;
+
   /// Internal: `value` lives in the completion and is set when the completion succeeds.
   pending(std::shared_ptr<detail::completion> completion, std::shared_ptr<T> value)
       : completion_(std::move(completion)), value_(std::move(value)) {}
@@ -42,19 +54,23 @@ public:
   /// Makes the result of a refused request.
   explicit pending(caf::error why) : completion_(detail::refused(std::move(why))) {}
 
-  bool ready() const noexcept { return completion_->completed(); }
+  bool ready() const noexcept { return get()->completed(); }
+
+  /// Returns the error; none if there is none, or the request is not answered yet.
+  caf::error error() const { return ready() ? get()->error() : caf::error{}; }
 
   /// Returns the number of the operation, as in errors; 0 if the request was refused at once.
-  std::uint64_t number() const noexcept { return completion_->number(); }
+  std::uint64_t number() const noexcept { return get()->number(); }
 
-  /// Blocks until the request completes, at the latest a few milliseconds after its deadline.
+  /// Blocks until the request completes, at the latest a few milliseconds after its deadline, if it
+  /// has one.
   /// @errors errc::would_block on a lane, in a callback and in an actor of CAF's pool: the
   ///         operation continues
   caf::expected<T> wait() const {
     if (!ready()) {
       if (auto refused = detail::check_may_block(); refused)
         return refused;
-      completion_->wait();
+      get()->wait();
     }
     return result();
   }
@@ -65,7 +81,7 @@ public:
     if (!ready())
       if (auto refused = detail::check_may_block(); refused)
         return refused;
-    return completion_->wait_until(until);
+    return get()->wait_until(until);
   }
 
   caf::expected<bool> wait_for(std::chrono::nanoseconds time) const {
@@ -77,7 +93,7 @@ public:
   caf::expected<T> result() const {
     if (!ready())
       return make_error(errc::unavailable, "the request is not answered yet");
-    if (auto& error = completion_->error(); error)
+    if (auto& error = get()->error(); error)
       return error;
     if constexpr (std::is_void_v<T>)
       return {};
@@ -90,7 +106,7 @@ public:
 
   /// Calls `f(caf::expected<T>)` on completion, on `where`, which must live until then.
   template <class F> void then(executor& where, F f) const {
-    detail::continue_on(where, *completion_,
+    detail::continue_on(where, *get(),
                         [self = *this, f = std::move(f)]() mutable { f(self.result()); });
   }
 
@@ -99,11 +115,35 @@ public:
   /// the requests before it. Otherwise it completes now, but its work continues, and its buffers
   /// are busy until the work is over. In both cases the result is `errc::cancelled`, unless the
   /// operation had completed before. The text and the states of the ranks say which case it was.
-  void cancel() const { completion_->cancel(); }
+  void cancel() const { get()->cancel(); }
+
+  /// Cancels the request when `stop` is requested; at once if it is already. Returns this result.
+  pending cancel_on(const std::stop_token& stop) const {
+    detail::cancel_on(get(), stop);
+    return *this;
+  }
 
 private:
+  friend struct detail::pending_access;
+
+  const std::shared_ptr<detail::completion>& get() const noexcept {
+    return completion_ ? completion_ : detail::no_request();
+  }
+
   std::shared_ptr<detail::completion> completion_;
   std::shared_ptr<T> value_;
 };
+
+namespace detail {
+struct pending_access {
+  template <class T>
+  static const std::shared_ptr<completion>& completion_of(const pending<T>& x) noexcept {
+    return x.get();
+  }
+  template <class T> static const std::shared_ptr<T>& value_of(const pending<T>& x) noexcept {
+    return x.value_;
+  }
+};
+} // namespace detail
 
 } // namespace troupe

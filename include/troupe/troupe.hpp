@@ -1,6 +1,7 @@
 /// Includes every public header except those in troupe/testing.
 #pragma once
 
+#include <troupe/actor_executor.hpp>
 #include <troupe/backend.hpp>
 #include <troupe/collective.hpp>
 #include <troupe/config.hpp>
@@ -23,9 +24,11 @@
 #include <troupe/request.hpp>
 #include <troupe/runtime_options.hpp>
 #include <troupe/spawn_program.hpp>
+#include <troupe/task.hpp>
 #include <troupe/topology.hpp>
 #include <troupe/version.hpp>
 #include <troupe/way_table.hpp>
+#include <troupe/when.hpp>
 #include <troupe/worker.hpp>
 #include <troupe/worker_program.hpp>
 #include <troupe/world.hpp>

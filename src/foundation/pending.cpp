@@ -11,6 +11,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <stop_token>
 #include <thread>
 #include <utility>
 
@@ -100,6 +101,13 @@ executor& callback_executor() {
   return instance;
 }
 
+const std::shared_ptr<completion>& no_request() noexcept {
+  static const auto* result = new std::shared_ptr<completion>{
+      // for static objects of users
+      refused(make_error(errc::invalid_argument, "there is no request: this result is empty"))};
+  return *result;
+}
+
 void continue_on(executor& where, completion& after, std::function<void()> f) {
   after.on_answer([&where, x = std::make_shared<continuation>(std::move(f))] {
     auto task = [x] { x->run_once(); };
@@ -110,6 +118,29 @@ void continue_on(executor& where, completion& after, std::function<void()> f) {
                     std::current_exception());
       callback_executor().post(task);
     }
+  });
+}
+
+namespace {
+
+struct canceller {
+  std::weak_ptr<completion> what;
+  void operator()() const {
+    if (auto x = what.lock())
+      x->cancel();
+  }
+};
+
+} // namespace
+
+/// The end of a stop callback may wait for its call, so it is not on the completing thread.
+void cancel_on(const std::shared_ptr<completion>& what, const std::stop_token& stop) {
+  if (!stop.stop_possible() || what->completed())
+    return;
+  auto callback = std::make_shared<std::stop_callback<canceller>>(stop, canceller{what});
+  what->on_answer([x = std::move(callback)]() mutable {
+    call_user_or_log("the end of a stop callback",
+                     [&] { callback_executor().post([y = std::move(x)] {}); });
   });
 }
 

@@ -82,6 +82,7 @@ struct claim;
 enum class room_policy : unsigned char;
 struct accept;
 struct launch_callable;
+class actor_task;
 
 namespace detail {
 struct get_device_actor;
@@ -190,6 +191,7 @@ CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::beside_built))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::retry_build))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::build_overdue))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::graph_changed))
+CAF_ADD_TYPE_ID(troupe_local, (troupe::actor_task))
 CAF_END_TYPE_ID_BLOCK(troupe_local)
 
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::launch_callable)
@@ -203,3 +205,4 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::beside_built)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::retry_build)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::build_overdue)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::graph_changed)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actor_task)
