@@ -13,6 +13,10 @@ install(TARGETS troupe troupe_testing
   RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}"
   FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 
+# Not in the header set, whose headers are compiled each: it needs headers that are not ours.
+install(FILES "${PROJECT_SOURCE_DIR}/include/troupe/stdexec.hpp"
+  DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/troupe")
+
 install(EXPORT troupeTargets NAMESPACE troupe:: DESTINATION "${troupe_package_dir}")
 export(EXPORT troupeTargets NAMESPACE troupe::
   FILE "${troupe_build_package_dir}/troupeTargets.cmake")
