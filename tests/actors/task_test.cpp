@@ -195,6 +195,27 @@ TEST_F(Tasks, EndWhereTheirExecutorDropsThem) {
   EXPECT_EQ(alive.use_count(), 1);
 }
 
+/// Its tasks are over before `post` returns.
+class hasty_executor final : public executor {
+public:
+  ~hasty_executor() override { *gone_ = true; }
+  void post(std::function<void()> task) override {
+    const auto gone = gone_;
+    std::thread{std::move(task)}.join();
+    EXPECT_FALSE(*gone) << "it was destroyed in its own function";
+  }
+
+private:
+  std::shared_ptr<std::atomic<bool>> gone_ = std::make_shared<std::atomic<bool>>(false);
+};
+
+TEST_F(Tasks, KeepTheirExecutorUntilItHasPosted) {
+  auto work = [](pending<void> x) -> task<> { co_await value_of(std::move(x)); };
+  auto result = start(work(held()), std::make_shared<hasty_executor>());
+  hold_.open();
+  EXPECT_TRUE(is_ok(answer_of(result)));
+}
+
 TEST_F(Tasks, NeedAnExecutorAndAFrame) {
   auto work = [](std::int32_t x) -> task<std::int32_t> { co_return x; };
   auto x = work(1);
@@ -338,21 +359,21 @@ TEST_F(Tasks, AwaitWhatIsReadyWithoutGrowingTheStack) {
 
 TEST_F(Tasks, OtherCoroutinesAwaitRequestsToo) {
   manual_executor where;
+  std::thread::id first;
   std::promise<std::int32_t> result;
-  std::thread::id last;
   auto work = [&](device gpu, number at) -> own_coroutine {
+    must(co_await resume_on(where, held()));
+    first = std::this_thread::get_id();
     std::vector<std::int32_t> value(1);
     must(co_await gpu.fill(at, 5));
     must(co_await gpu.download(at, value));
-    must(co_await resume_on(where, held()));
-    last = std::this_thread::get_id();
     result.set_value(value[0]);
   };
-  work(gpu_, number_);
+  work(gpu_, number_); // it awaits now
   hold_.open();
   where.run_one();
+  EXPECT_EQ(first, std::this_thread::get_id());
   EXPECT_EQ(result.get_future().get(), 5);
-  EXPECT_EQ(last, std::this_thread::get_id());
 }
 
 // -- in actors
