@@ -122,7 +122,7 @@ protected:
   ~awaiting_task() = default;
 };
 
-/// What the promises of all tasks have.
+/// The part of a promise that does not depend on the type of the result.
 class task_promise {
 public:
   std::suspend_always initial_suspend() const noexcept { return {}; }
@@ -276,10 +276,9 @@ private:
   std::coroutine_handle<promise_type> handle_;
 };
 
-/// Starts a task, on `where`. Returns its result. If `stop` is requested, or the result is
-/// cancelled
-/// (`pending::cancel`), then what the task awaits is cancelled, and so is all that it awaits later:
-/// the task gets errc::cancelled for it, and decides. If the executor drops what it was to run, the
+/// Starts a task, on `where`. Returns its result. A stop can be requested by `stop` or
+/// `pending::cancel` of the result. Then all that the task awaits, now or later, is cancelled: the
+/// task gets errc::cancelled for it, and decides. If the executor drops what it was to run, the
 /// task ends there (errc::cancelled).
 /// @errors errc::unavailable: the task threw; errc::cancelled; errc::invalid_argument: no executor,
 ///         or a moved-from task; and what the task ends with
@@ -431,15 +430,14 @@ inline failure_awaiter task_promise::await_transform(task_failure x) {
 }
 inline stop_token_awaiter task_promise::await_transform(wanted_stop_token) { return {*this}; }
 
-/// Resumes other coroutines than tasks, on the callback thread or on the given executor.
+/// Resumes other coroutines than tasks.
 template <class T> struct plain_awaiter {
   pending<T> awaited;
-  executor* where; ///< null: the callback thread
+  executor& where;
 
   bool await_ready() const noexcept { return awaited.ready(); }
   void await_suspend(std::coroutine_handle<> x) const {
-    continue_on(where != nullptr ? *where : callback_executor(),
-                *pending_access::completion_of(awaited), [x] { x.resume(); });
+    continue_on(where, *pending_access::completion_of(awaited), [x] { x.resume(); });
   }
   caf::expected<T> await_resume() const { return awaited.result(); }
 };
@@ -448,12 +446,12 @@ template <class T> struct plain_awaiter {
 
 /// `co_await` in coroutines that are no tasks. They go on on the callback thread.
 template <class T> detail::plain_awaiter<T> operator co_await(pending<T> x) {
-  return {std::move(x), nullptr};
+  return {std::move(x), detail::callback_executor()};
 }
 
 /// The same on an executor, which must live until then.
 template <class T> detail::plain_awaiter<T> resume_on(executor& where, pending<T> x) {
-  return {std::move(x), &where};
+  return {std::move(x), where};
 }
 
 } // namespace troupe

@@ -7,7 +7,7 @@
 
 namespace troupe::detail {
 
-/// What an executor is to run. If it is dropped instead, the run ends.
+/// A piece of work for the executor: resumes a coroutine. If it is dropped, the run ends.
 class coroutine_run::step {
 public:
   step(coroutine_run& of, std::function<std::coroutine_handle<>()> next)
