@@ -97,15 +97,13 @@ private:
   troupe::pending<void> launch_;
 };
 
-const std::vector<std::byte> zero(sizeof(float));
-
 /// Makes requests whose answers come on the library's own thread.
 void call(const blocked_device& x, const std::vector<std::chrono::nanoseconds>& deadlines,
           series& into) {
   std::latch all{static_cast<std::ptrdiff_t>(deadlines.size())};
   for (const auto deadline : deadlines) {
     const auto due = bench::clock::now() + deadline;
-    x.device().fill(x.memory(), zero, {.deadline = deadline}).then([&, due](const auto& answer) {
+    x.device().fill(x.memory(), 0.0f, {.deadline = deadline}).then([&, due](const auto& answer) {
       expect_late(answer.error());
       into.late.push_back(ms_since(due));
       all.count_down();
@@ -121,10 +119,8 @@ void ask(caf::actor_system& sys, const blocked_device& x,
   sys.spawn([&](caf::event_based_actor* self) {
     for (const auto deadline : deadlines) {
       const auto due = bench::clock::now() + deadline;
-      troupe::request(
-          self, x.device(),
-          troupe::fill{.target = x.memory(), .element = std::vector<std::uint8_t>(sizeof(float))},
-          deadline)
+      troupe::request(self, x.device(), troupe::fill{.target = x.memory(), .element = 0.0f},
+                      deadline)
           .then([] { bench::fail("what was held back is done"); },
                 [&, due](const caf::error& why) {
                   expect_late(why);

@@ -7,9 +7,7 @@
 
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <functional>
 #include <string>
 #include <utility>
@@ -20,12 +18,6 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr std::size_t count = 1000;
-
-std::vector<std::uint8_t> bytes_of(float x) {
-  std::vector<std::uint8_t> result(sizeof x);
-  std::memcpy(result.data(), &x, sizeof x);
-  return result;
-}
 
 /// Sums 1, 2, ... over the ranks, and ends. `outcome` must outlive the actor.
 class client : public caf::event_based_actor {
@@ -51,8 +43,7 @@ private:
 
   void fill(std::size_t rank, const troupe::any_gpu_ref& memory) {
     buffers_[rank] = memory;
-    ask(devices_[rank],
-        troupe::fill{.target = memory, .element = bytes_of(static_cast<float>(rank + 1))},
+    ask(devices_[rank], troupe::fill{.target = memory, .element = static_cast<float>(rank + 1)},
         [this] { join([this] { reduce(); }); });
   }
 

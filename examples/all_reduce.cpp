@@ -41,13 +41,12 @@ caf::expected<std::size_t> measure(const troupe::world& world, const settings& s
     return recv.error();
   const auto period = exact_period(n);
   std::vector<T> numbers(count);
+  world.fill(*recv, element_from<T>(100)); // a wrong value, to be overwritten
   for (std::size_t r = 0; r < n; ++r) {
     for (std::size_t i = 0; i < count; ++i)
       numbers[i] =
           i < period ? element_from<T>(exact_input<T>(s.op, i, r, n)) : numbers[i - period];
-    const auto device = world.device_of(r);
-    device.fill((*recv)[r], element_from<T>(100)); // a wrong value, to be overwritten
-    if (auto done = device.upload((*send)[r], numbers).wait(); !done)
+    if (auto done = world.device_of(r).upload((*send)[r], numbers).wait(); !done)
       return done.error();
   }
 

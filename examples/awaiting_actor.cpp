@@ -35,7 +35,7 @@ public:
 private:
   troupe::task<std::size_t> sum() {
     std::vector<float> result(count);
-    co_await troupe::value_of(troupe::when_all(uploads()));
+    co_await troupe::value_of(world_.upload(buffers_, rows()));
     co_await troupe::value_of(world_.all_reduce(buffers_));
     co_await troupe::value_of(world_.device_of(0).download(buffers_[0], result));
     const auto n = world_.size();
@@ -43,11 +43,11 @@ private:
         std::count(result.begin(), result.end(), static_cast<float>(n * (n + 1)) / 2));
   }
 
-  std::vector<troupe::pending<void>> uploads() const {
-    std::vector<troupe::pending<void>> result;
+  /// Returns what each rank starts with.
+  std::vector<std::vector<float>> rows() const {
+    std::vector<std::vector<float>> result;
     for (std::size_t rank = 0; rank < world_.size(); ++rank)
-      result.push_back(world_.device_of(rank).upload(
-          buffers_[rank], std::vector<float>(count, static_cast<float>(rank + 1))));
+      result.emplace_back(count, static_cast<float>(rank + 1));
     return result;
   }
 

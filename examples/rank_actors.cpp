@@ -7,9 +7,7 @@
 
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <functional>
 #include <string>
 #include <utility>
@@ -46,10 +44,7 @@ private:
 
   void fill(const troupe::any_gpu_ref& memory) {
     buffer_ = memory;
-    const auto first = static_cast<double>(rank_ + 1);
-    std::vector<std::uint8_t> element(sizeof first);
-    std::memcpy(element.data(), &first, sizeof first);
-    ask(device_, troupe::fill{.target = memory, .element = std::move(element)},
+    ask(device_, troupe::fill{.target = memory, .element = static_cast<double>(rank_ + 1)},
         [this] { step(0); });
   }
 
@@ -59,10 +54,7 @@ private:
           [this](const troupe::host_buffer& result) { check(result); });
       return;
     }
-    troupe::collective sum;
-    sum.kind = troupe::collective_kind::all_reduce;
-    sum.send = {buffer_};
-    ask(world_, troupe::rank_local{.rank = rank_, .call = std::move(sum)},
+    ask(world_, troupe::rank_local{.rank = rank_, .call = troupe::all_reduce{.send = {buffer_}}},
         [this, number](const troupe::collective_done&) { step(number + 1); });
   }
 

@@ -14,7 +14,6 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <limits>
 #include <optional>
 #include <random>
@@ -49,19 +48,6 @@ struct progress {
   double longest_pause_ms = 0;
 };
 
-std::vector<std::uint8_t> to_bytes(const progress& x) {
-  std::vector<std::uint8_t> result(sizeof x);
-  std::memcpy(result.data(), &x, sizeof x);
-  return result;
-}
-
-progress from_bytes(const std::vector<std::uint8_t>& bytes) {
-  progress result;
-  if (bytes.size() == sizeof result)
-    std::memcpy(&result, bytes.data(), sizeof result);
-  return result;
-}
-
 /// The loop of one rank, in the process that has its device.
 class summing {
 public:
@@ -85,7 +71,7 @@ public:
       }
       if (clock_type::now() >= next_report_) {
         next_report_ = clock_type::now() + 100ms;
-        if (place_.report(to_bytes(std::exchange(done_, progress{}))))
+        if (place_.report(troupe::to_bytes(std::exchange(done_, progress{}))))
           return {}; // the parent is gone
       }
     }
@@ -130,10 +116,10 @@ private:
 
 caf::actor begin_sums(const troupe::program_place& place) {
   return place.system.spawn([place](caf::blocking_actor* self) {
-    std::uint32_t elements = 1;
-    std::memcpy(&elements, place.arguments.data(),
-                std::min(sizeof elements, place.arguments.size()));
-    if (auto error = summing{place, elements}.run())
+    const auto elements = troupe::from_bytes<std::uint32_t>(place.arguments);
+    if (!elements)
+      return self->fail_state(elements.error());
+    if (auto error = summing{place, *elements}.run())
       self->fail_state(error);
   });
 }
@@ -185,8 +171,7 @@ int main(int argc, char** argv) {
   config.limits.standby = troupe::standby_policy::full;
   config.limits.restarts = std::numeric_limits<int>::max();
   config.program.name = add_up;
-  config.program.arguments.resize(sizeof elements);
-  std::memcpy(config.program.arguments.data(), &elements, sizeof elements);
+  config.program.arguments = troupe::to_bytes(elements);
   const auto world = troupe::world::open(sys, config);
   if (!world)
     return report(world.error());
@@ -214,13 +199,17 @@ int main(int argc, char** argv) {
           status = x;
         },
         [&](const troupe::program_report& x) {
-          const auto more_done = from_bytes(x.bytes);
+          const auto more_done = troupe::from_bytes<progress>(x.bytes);
+          if (!more_done) {
+            result = report(more_done.error());
+            return;
+          }
           if (x.rank == 0)
-            all.sums += more_done.sums;
-          all.wrong += more_done.wrong;
-          if (more_done.pauses > 0)
-            all.last_pause_ms = more_done.last_pause_ms;
-          all.longest_pause_ms = std::max(all.longest_pause_ms, more_done.longest_pause_ms);
+            all.sums += more_done->sums;
+          all.wrong += more_done->wrong;
+          if (more_done->pauses > 0)
+            all.last_pause_ms = more_done->last_pause_ms;
+          all.longest_pause_ms = std::max(all.longest_pause_ms, more_done->longest_pause_ms);
         },
         [&](const troupe::program_ended& x) {
           if (x.why)

@@ -38,6 +38,7 @@ struct device_properties {
   int capability_major = 0; ///< compute capability; 0 on the host backend
   int capability_minor = 0;
   std::size_t total_bytes = 0;
+  std::int64_t worker_pid = 0; ///< of a remote device in a process of this host; else 0
 };
 
 struct memory_info {

@@ -8,6 +8,7 @@
 #include <troupe/host_buffer.hpp>
 #include <troupe/launch.hpp>
 #include <troupe/pending.hpp>
+#include <troupe/scalar.hpp>
 
 #include <caf/actor.hpp>
 
@@ -15,7 +16,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <span>
@@ -43,7 +43,8 @@ struct allocate {
   request_options options = {};
 };
 
-/// Copies host memory into device memory. Reply: an empty message.
+/// Copies host memory into device memory: `upload{.target = x, .source = std::vector<float>{1,
+/// 2}}`. Reply: an empty message.
 /// @shape  source: as many bytes as the target
 /// @errors errc::out_of_range: more bytes; errc::shape_mismatch: fewer
 struct upload {
@@ -52,7 +53,7 @@ struct upload {
   request_options options = {};
 };
 
-/// Copies device memory into host memory. Reply: `host_buffer`.
+/// Copies device memory into host memory. Reply: `host_buffer`, whose `as<T>` has the elements.
 /// @shape  reply: as many bytes as the source
 /// @errors errc::stale_ref; errc::indeterminate: a failed operation may have written the source in
 ///         part; errc::skipped: a request that would have written the source did not run;
@@ -62,12 +63,12 @@ struct download {
   request_options options = {};
 };
 
-/// Writes one element to every place of the target. Reply: an empty message.
-/// @shape  element: the bytes of one element of the target's type
-/// @errors errc::shape_mismatch: another number of bytes
+/// Writes one element to every place of the target: `fill{.target = x, .element = 1.0f}`. Reply: an
+/// empty message.
+/// @errors errc::shape_mismatch: the element is not of the target's type
 struct fill {
   any_gpu_ref target = {};
-  std::vector<std::uint8_t> element = {};
+  scalar element = {};
   request_options options = {};
 };
 
@@ -96,7 +97,7 @@ struct accept {
 ///         it threw or returned an error; the device remains usable, `writes` are indeterminate
 struct launch {
   std::string name = {};
-  std::vector<std::uint8_t> arguments = {};
+  std::vector<std::uint8_t> arguments = {}; ///< for the launch (troupe/bytes.hpp)
   std::vector<any_gpu_ref> reads = {};
   std::vector<any_gpu_ref> writes = {};
   request_options options = {};
@@ -259,8 +260,9 @@ caf::expected<device_list> list_devices(caf::actor_system& sys);
 std::vector<int> all_devices(caf::actor_system& sys);
 
 /// A device as a class: every call is admitted on the caller's thread and returns a `pending`.
-/// Copies refer to the same device. A moved-from object must not be used. The actor system must
-/// outlive the object.
+/// Copies refer to the same device. The actor system must outlive the object. An empty object, made
+/// by the default constructor or moved from, refuses every request (errc::invalid_argument); its
+/// `ordinal` is -1, and its `phase` is `device_phase::failed`.
 /// @thread any, several at once; blocking calls only where blocking is allowed (errc::would_block)
 /// @errors of every verb: errc::unavailable: the device failed or was shut down; errc::overloaded;
 ///         errc::stale_ref; errc::indeterminate: a failed operation may have written in part what
@@ -270,6 +272,9 @@ std::vector<int> all_devices(caf::actor_system& sys);
 ///         errc::device_reset, worker_lost, device_fault: the reason why the device was lost
 class device {
 public:
+  /// Makes an empty object.
+  device() noexcept = default;
+
   /// Opens the device if it is not open, and blocks until it is ready. Does not wait for a device
   /// that is being reset: its requests wait.
   /// @errors errc::invalid_argument: no such ordinal; errc::deadline_exceeded; errc::device_failed
@@ -377,12 +382,9 @@ public:
   template <element T>
   pending<void> fill(const gpu_ref<T>& target, std::type_identity_t<T> value,
                      request_options options = {}) const {
-    std::vector<std::byte> bytes(sizeof(T));
-    std::memcpy(bytes.data(), &value, sizeof(T));
-    return fill(target, std::move(bytes), options);
+    return fill(target.any(), scalar{value}, options);
   }
-  pending<void> fill(const any_gpu_ref& target, std::vector<std::byte> one_element,
-                     request_options options = {}) const;
+  pending<void> fill(const any_gpu_ref& target, scalar element, request_options options = {}) const;
 
   /// Same as the message `copy`.
   pending<void> copy(const any_gpu_ref& target, const any_gpu_ref& source,
@@ -396,7 +398,7 @@ public:
                        std::vector<any_gpu_ref> writes, request_options options = {}) const;
   /// Same as the message `launch`. `name` is the one under which the launch is registered in the
   /// process that has the device.
-  pending<void> launch(const std::string& name, std::vector<std::byte> arguments,
+  pending<void> launch(const std::string& name, std::vector<std::uint8_t> arguments,
                        std::vector<any_gpu_ref> reads, std::vector<any_gpu_ref> writes,
                        request_options options = {}) const;
 
@@ -462,6 +464,7 @@ public:
 
 private:
   friend struct detail::device_access;
+  const detail::device_core& core() const noexcept;
   device(std::shared_ptr<detail::system_lease> lease, std::shared_ptr<detail::device_core> core)
       : lease_(std::move(lease)), core_(std::move(core)) {}
 

@@ -52,6 +52,8 @@ struct device_stats {
   std::uint64_t total_bytes = 0;
   std::uint64_t in_flight = 0; ///< operations that were issued and are not over
   std::uint64_t queued = 0;    ///< operations that wait to be issued
+  /// The process in which the device is driven, if it is a worker of this host; else 0.
+  std::int64_t worker_pid = 0;
 };
 
 template <class Inspector>
@@ -62,7 +64,8 @@ detail::inspect_result<Inspector> inspect(Inspector& f, device_stats& x) {
       field("generation", x.generation), field("name", x.name), field("pci_id", x.pci_id),
       field("capability_major", x.capability_major), field("capability_minor", x.capability_minor),
       field("free_bytes", x.free_bytes), field("total_bytes", x.total_bytes),
-      field("in_flight", x.in_flight), field("queued", x.queued));
+      field("in_flight", x.in_flight), field("queued", x.queued),
+      field("worker_pid", x.worker_pid));
 }
 
 } // namespace troupe

@@ -6,9 +6,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
-#include <span>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace troupe {
@@ -68,7 +70,8 @@ public:
   /// (`launch`, `acquire`).
   /// @errors errc::stale_ref, also without memory; errc::skipped: a request that would have written
   ///         the memory did not run; errc::indeterminate: an operation that writes it has failed
-  ///         (reported at the latest when that operation is over)
+  ///         (reported at the latest when that operation is over); errc::invalid_argument: called
+  ///         in a launch that has not declared the memory
   caf::expected<void*> access() const;
 
   /// Returns a part of the memory.
@@ -166,14 +169,33 @@ private:
   any_gpu_ref ref_;
 };
 
+namespace detail {
+
+template <class T> inline constexpr bool is_ref = false;
+template <> inline constexpr bool is_ref<any_gpu_ref> = true;
+template <element T> inline constexpr bool is_ref<gpu_ref<T>> = true;
+
+template <class R>
+using ref_in = std::remove_cvref_t<decltype(*std::data(std::declval<const R&>()))>;
+
+} // namespace detail
+
+/// Several handles in order: a vector, array or span of `any_gpu_ref`s, or of `gpu_ref`s of one
+/// type.
+template <class R>
+concept ref_range =
+    requires(const R& refs) { std::size(refs); } && detail::is_ref<detail::ref_in<R>>;
+
+/// The same, which may be used beside the handles `As`: of the same static type, or without one.
+template <class R, class As>
+concept ref_range_like = ref_range<R> && (std::is_same_v<detail::ref_in<R>, detail::ref_in<As>> ||
+                                          std::is_same_v<detail::ref_in<R>, any_gpu_ref> ||
+                                          std::is_same_v<detail::ref_in<As>, any_gpu_ref>);
+
 /// Returns the handles without their static type, for the messages of troupe/collective.hpp and the
 /// lists of a launch: `all_reduce{.send = any(grads)}`. A single handle converts implicitly.
-template <element T> std::vector<any_gpu_ref> any(std::span<const gpu_ref<T>> refs) {
-  return {refs.begin(), refs.end()};
-}
-
-template <element T> std::vector<any_gpu_ref> any(const std::vector<gpu_ref<T>>& refs) {
-  return {refs.begin(), refs.end()};
+template <ref_range R> std::vector<any_gpu_ref> any(const R& refs) {
+  return {std::data(refs), std::data(refs) + std::size(refs)};
 }
 
 inline const std::vector<any_gpu_ref>& any(const std::vector<any_gpu_ref>& refs) noexcept {

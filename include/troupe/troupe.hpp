@@ -3,6 +3,7 @@
 
 #include <troupe/actor_executor.hpp>
 #include <troupe/backend.hpp>
+#include <troupe/bytes.hpp>
 #include <troupe/collective.hpp>
 #include <troupe/config.hpp>
 #include <troupe/device.hpp>
@@ -23,6 +24,7 @@
 #include <troupe/pending.hpp>
 #include <troupe/request.hpp>
 #include <troupe/runtime_options.hpp>
+#include <troupe/scalar.hpp>
 #include <troupe/spawn_program.hpp>
 #include <troupe/task.hpp>
 #include <troupe/topology.hpp>

@@ -49,14 +49,35 @@ public:
   /// Runs in place.
   pending<collective_done> all_reduce(const any_gpu_ref& buffer, reduce_op op = reduce_op::sum,
                                       request_options options = {}) const;
+  pending<collective_done> all_reduce(const any_gpu_ref& buffer, request_options options) const {
+    return all_reduce(buffer, reduce_op::sum, options);
+  }
   pending<collective_done> all_reduce(const any_gpu_ref& send, const any_gpu_ref& recv,
                                       reduce_op op = reduce_op::sum,
                                       request_options options = {}) const;
+  pending<collective_done> all_reduce(const any_gpu_ref& send, const any_gpu_ref& recv,
+                                      request_options options) const {
+    return all_reduce(send, recv, reduce_op::sum, options);
+  }
 
+  /// Runs in place: the root's `buffer` gets the result.
+  pending<collective_done> reduce(const any_gpu_ref& buffer, int root,
+                                  reduce_op op = reduce_op::sum,
+                                  request_options options = {}) const {
+    return reduce(buffer, index() == root ? buffer : any_gpu_ref{}, root, op, options);
+  }
+  pending<collective_done> reduce(const any_gpu_ref& buffer, int root,
+                                  request_options options) const {
+    return reduce(buffer, root, reduce_op::sum, options);
+  }
   /// @shape  recv: empty on ranks other than the root
   pending<collective_done> reduce(const any_gpu_ref& send, const any_gpu_ref& recv, int root,
                                   reduce_op op = reduce_op::sum,
                                   request_options options = {}) const;
+  pending<collective_done> reduce(const any_gpu_ref& send, const any_gpu_ref& recv, int root,
+                                  request_options options) const {
+    return reduce(send, recv, root, reduce_op::sum, options);
+  }
 
   /// Runs in place: copies the root's `buffer` to those of the other ranks.
   pending<collective_done> broadcast(const any_gpu_ref& buffer, int root,
@@ -73,9 +94,16 @@ public:
   pending<collective_done> reduce_scatter(const any_gpu_ref& send, const any_gpu_ref& recv,
                                           reduce_op op = reduce_op::sum,
                                           request_options options = {}) const;
+  pending<collective_done> reduce_scatter(const any_gpu_ref& send, const any_gpu_ref& recv,
+                                          request_options options) const {
+    return reduce_scatter(send, recv, reduce_op::sum, options);
+  }
   /// Runs in place.
   pending<collective_done> reduce_scatter(const any_gpu_ref& send, reduce_op op = reduce_op::sum,
                                           request_options options = {}) const;
+  pending<collective_done> reduce_scatter(const any_gpu_ref& send, request_options options) const {
+    return reduce_scatter(send, reduce_op::sum, options);
+  }
 
   pending<collective_done> all_to_all(const any_gpu_ref& send, const any_gpu_ref& recv,
                                       request_options options = {}) const;

@@ -19,13 +19,14 @@ caf::expected<caf::actor_system*> system_of(const std::vector<device>& devices,
   if (devices.empty())
     return make_error(errc::invalid_argument,
                       "the list of devices of " + std::string{what} + " is empty");
+  for (auto& x : devices)
+    if (auto& why = device_access::core_of(x).why_none(); why)
+      return why;
   auto& sys = device_access::system_of(devices.front());
   ordinals.clear();
   for (auto& x : devices) {
     if (&device_access::system_of(x) != &sys)
       return make_error(errc::invalid_argument, "the devices belong to different actor systems");
-    if (auto& why = device_access::core_of(x).why_none(); why)
-      return why;
     ordinals.push_back(x.ordinal());
   }
   return &sys;
@@ -100,20 +101,26 @@ caf::expected<device> device::open(caf::actor_system& sys, int ordinal,
   return detail::device_access::make(*lease, std::move(*owner), std::move(*worker));
 }
 
-int device::ordinal() const noexcept { return core_->why_none() ? -1 : core_->state().ordinal(); }
+const detail::device_core& device::core() const noexcept {
+  static const detail::device_core none{
+      make_error(errc::invalid_argument, "there is no device: this object is empty")};
+  return core_ ? *core_ : none;
+}
+
+int device::ordinal() const noexcept { return core().why_none() ? -1 : core().state().ordinal(); }
 
 std::uint64_t device::generation() const noexcept {
-  return core_->why_none() ? 0 : core_->state().generation();
+  return core().why_none() ? 0 : core().state().generation();
 }
 
 device_phase device::phase() const noexcept {
-  return core_->why_none() ? device_phase::failed : core_->state().phase();
+  return core().why_none() ? device_phase::failed : core().state().phase();
 }
 
 caf::expected<caf::actor> device::actor() const {
   if (auto refused = detail::check_may_block(); refused)
     return refused;
-  if (auto& why = core_->why_none(); why)
+  if (auto& why = core().why_none(); why)
     return why;
   caf::scoped_actor self{lease_->system};
   return detail::ask<caf::actor>(self, lease_->root, std::chrono::seconds{10},
@@ -122,100 +129,100 @@ caf::expected<caf::actor> device::actor() const {
 
 pending<any_gpu_ref> device::allocate(dtype type, std::size_t count, bool zeroed,
                                       request_options options) const {
-  return answer(core_->allocate(count, type, zeroed, options));
+  return answer(core().allocate(count, type, zeroed, options));
 }
 
 caf::expected<host_buffer> device::allocate_pinned(std::size_t size_bytes,
                                                    request_options options) const {
   if (auto refused = detail::check_may_block(); refused)
     return refused;
-  return answer(core_->allocate_pinned(size_bytes, options)).wait();
+  return answer(core().allocate_pinned(size_bytes, options)).wait();
 }
 
 pending<void> device::upload(const any_gpu_ref& target, std::span<const std::byte> source,
                              request_options options) const {
   // An upload only reads the source.
   std::span<std::byte> memory{const_cast<std::byte*>(source.data()), source.size()};
-  return answer(core_->upload(target, std::make_shared<detail::host_range>(memory), options));
+  return answer(core().upload(target, std::make_shared<detail::host_range>(memory), options));
 }
 
 pending<void> device::upload(const any_gpu_ref& target, host_buffer source,
                              request_options options) const {
   return answer(
-      core_->upload(target, std::make_shared<detail::host_range>(std::move(source)), options));
+      core().upload(target, std::make_shared<detail::host_range>(std::move(source)), options));
 }
 
 pending<void> device::download(const any_gpu_ref& source, std::span<std::byte> target,
                                request_options options) const {
-  return answer(core_->download(source, std::make_shared<detail::host_range>(target), options));
+  return answer(core().download(source, std::make_shared<detail::host_range>(target), options));
 }
 
 pending<void> device::download(const any_gpu_ref& source, host_buffer target,
                                request_options options) const {
   return answer(
-      core_->download(source, std::make_shared<detail::host_range>(std::move(target)), options));
+      core().download(source, std::make_shared<detail::host_range>(std::move(target)), options));
 }
 
-pending<void> device::fill(const any_gpu_ref& target, std::vector<std::byte> one_element,
+pending<void> device::fill(const any_gpu_ref& target, scalar element,
                            request_options options) const {
-  return answer(core_->fill(target, std::move(one_element), options));
+  return answer(core().fill(target, element, options));
 }
 
 pending<void> device::copy(const any_gpu_ref& target, const any_gpu_ref& source,
                            request_options options) const {
-  return answer(core_->copy(target, source, options));
+  return answer(core().copy(target, source, options));
 }
 
 pending<void> device::accept(const any_gpu_ref& target, request_options options) const {
-  return answer(core_->accept(target, options));
+  return answer(core().accept(target, options));
 }
 
 pending<void> device::launch(launch_function function, std::vector<any_gpu_ref> reads,
                              std::vector<any_gpu_ref> writes, request_options options) const {
-  return answer(core_->launch(std::move(function), reads, writes, options));
+  return answer(core().launch(std::move(function), reads, writes, options));
 }
 
-pending<void> device::launch(const std::string& name, std::vector<std::byte> arguments,
+pending<void> device::launch(const std::string& name, std::vector<std::uint8_t> arguments,
                              std::vector<any_gpu_ref> reads, std::vector<any_gpu_ref> writes,
                              request_options options) const {
-  return answer(core_->launch(name, std::move(arguments), reads, writes, options));
+  return answer(core().launch(name, arguments, reads, writes, options));
 }
 
 caf::expected<any_gpu_ref> device::adopt(void* memory, std::size_t count, dtype type,
                                          std::function<void(void*)> deleter) const {
-  return core_->adopt(memory, count, type, std::move(deleter));
+  return core().adopt(memory, count, type, std::move(deleter));
 }
 
 pending<void> device::acquire(const any_gpu_ref& ref, access_mode mode, CUstream_st* stream,
                               request_options options) const {
-  return answer(core_->acquire(ref, mode, stream, options));
+  return answer(core().acquire(ref, mode, stream, options));
 }
 
 pending<void> device::release(const any_gpu_ref& ref, access_mode mode, CUstream_st* stream,
                               request_options options) const {
-  return answer(core_->release(ref, mode, stream, options));
+  return answer(core().release(ref, mode, stream, options));
 }
 
 caf::expected<gpu_token> device::offer(const any_gpu_ref& memory,
                                        std::chrono::nanoseconds grace) const {
-  return core_->offer(memory, grace);
+  return core().offer(memory, grace);
 }
 
 pending<any_gpu_ref> device::claim(const gpu_token& token, access_mode mode,
                                    request_options options) const {
-  return answer(core_->claim(token, mode, options));
+  return answer(core().claim(token, mode, options));
 }
 
 pending<device_stats> device::stats(request_options options) const {
-  return answer(core_->stats(options));
+  return answer(core().stats(options));
 }
 
 pending<std::uint64_t> device::reset(request_options options) const {
-  return answer(core_->reset(options));
+  return answer(core().reset(options));
 }
 
 void device::shutdown() const {
-  core_->shut_down(make_error(errc::unavailable, "the device was shut down"));
+  core().shut_down(make_error(errc::unavailable, "the device was shut down"));
 }
 
 } // namespace troupe

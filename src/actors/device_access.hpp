@@ -25,7 +25,7 @@ caf::expected<caf::actor_system*> system_of(const std::vector<device>& devices,
 struct device_access {
   static caf::actor_system& system_of(const device& x) { return x.lease_->system; }
 
-  static const device_core& core_of(const device& x) { return *x.core_; }
+  static const device_core& core_of(const device& x) noexcept { return x.core(); }
   static const std::shared_ptr<system_lease>& lease_of(const device& x) { return x.lease_; }
 
   static device make(const std::shared_ptr<system_lease>& lease, std::shared_ptr<runtime> owner,
@@ -38,10 +38,8 @@ struct device_access {
   }
 
   /// Returns a device that refuses all requests with `why`.
-  static device none(const std::shared_ptr<system_lease>& lease, std::shared_ptr<runtime> owner,
-                     caf::error why) {
-    return device{lease->held_by("a device", lease_holder::handle),
-                  std::make_shared<device_core>(std::move(owner), std::move(why))};
+  static device none(caf::error why) {
+    return device{nullptr, std::make_shared<device_core>(std::move(why))};
   }
 };
 

@@ -28,7 +28,7 @@ public:
   caf::behavior make_behavior() override {
     watched_.add(core_.shared_state(), send_changes(caf::actor_cast<caf::actor>(this)));
     return behavior_with(
-        this, core_, device_request{}, [this](caf::exit_msg& x) { quit(x.reason); },
+        this, "a device", core_, device_request{}, [this](caf::exit_msg& x) { quit(x.reason); },
         [this](const record_flight& x) {
           return reply_when_answered(this, core_.owner(), core_.record_flight(x.path, x.options));
         },

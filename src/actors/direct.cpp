@@ -12,7 +12,8 @@ device_core::answer<host_buffer> perform(const device_core& core, const download
   auto op = core.download(x.source, std::make_shared<host_range>(target), x.options);
   auto answer = std::make_shared<operation_of<host_buffer>>("download", 0);
   answer->value = std::move(target);
-  core.owner().reply_to_actor(*op);
+  if (core.owner() != nullptr)
+    core.owner()->reply_to_actor(*op);
   op->on_answer([op, answer] { answer->answer(op->error()); });
   return answer;
 }
@@ -62,6 +63,8 @@ void admit(const device& to, const device_request& what, const reply_address& an
 }
 
 void admit(const world& to, const world_request& what, const reply_address& answer) {
+  if (!world_access::core_of(to))
+    return admit_to(empty_world{}, what, answer, nullptr);
   admit_to(world_access::core_of(to), what, answer,
            caf::actor_cast<caf::strong_actor_ptr>(to.actor()), world_access::lease_of(to));
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "actors/reply.hpp"
+#include "actors/supervised.hpp"
 #include "collective/collective_writes.hpp"
 #include "device/device_core.hpp"
 #include "operation/skipping.hpp"
@@ -9,9 +10,10 @@
 #include "world/world_core.hpp"
 #include <troupe/request.hpp>
 
-#include <cstring>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -53,13 +55,6 @@ private:
 
 // -- start of requests
 
-inline std::vector<std::byte> as_bytes(const std::vector<std::uint8_t>& from) {
-  std::vector<std::byte> to(from.size());
-  if (!from.empty())
-    std::memcpy(to.data(), from.data(), from.size());
-  return to;
-}
-
 inline auto perform(const device_core& core, const allocate& x) {
   return core.allocate(x.count, x.type, x.zeroed, x.options);
 }
@@ -68,7 +63,7 @@ inline auto perform(const device_core& core, const upload& x) {
 }
 device_core::answer<host_buffer> perform(const device_core& core, const download& x);
 inline auto perform(const device_core& core, const fill& x) {
-  return core.fill(x.target, as_bytes(x.element), x.options);
+  return core.fill(x.target, x.element, x.options);
 }
 inline auto perform(const device_core& core, const copy& x) {
   return core.copy(x.target, x.source, x.options);
@@ -77,7 +72,7 @@ inline auto perform(const device_core& core, const accept& x) {
   return core.accept(x.target, x.options);
 }
 inline auto perform(const device_core& core, const troupe::launch& x) {
-  return core.launch(x.name, as_bytes(x.arguments), x.reads, x.writes, x.options);
+  return core.launch(x.name, x.arguments, x.reads, x.writes, x.options);
 }
 inline auto perform(const device_core& core, const launch_callable& x) {
   return core.launch(x.function, x.reads, x.writes, x.options);
@@ -130,6 +125,15 @@ inline auto perform(const std::shared_ptr<topology_core>& core, const distribute
   return core->distribute(x.source, x.targets, x.options);
 }
 
+/// A `world` without a world: refuses every request.
+struct empty_world {};
+
+template <class Request> auto perform(empty_world, const Request&) {
+  using reply =
+      std::conditional_t<std::is_same_v<Request, allocate_all>, world_buffers, collective_done>;
+  return refused_operation<reply>("a request", why_empty_world());
+}
+
 // -- memory that requests write
 
 /// Adds the memory that a request would write in a world of `n` ranks. Most requests write none.
@@ -153,11 +157,13 @@ template <class Request> void add_writes_of(std::vector<use>& to, const Request&
     add_write(to, x.target);
 }
 
-inline runtime& owner_of(const device_core& core) { return core.owner(); }
-template <class Core> runtime& owner_of(const std::shared_ptr<Core>& core) {
-  return *core->owner();
+inline runtime* owner_of(const device_core& core) { return core.owner(); }
+template <class Core> runtime* owner_of(const std::shared_ptr<Core>& core) {
+  return core->owner().get();
 }
+inline runtime* owner_of(empty_world) { return nullptr; }
 inline std::size_t ranks_of(const std::shared_ptr<world_core>& core) { return core->size(); }
+inline std::size_t ranks_of(empty_world) { return 0; }
 template <class Core> std::size_t ranks_of(const Core&) { return 1; }
 
 /// Starts a request whose answer is a message. Its requester does not see the answer when the call
@@ -180,10 +186,16 @@ template <class Request, class Self, class Core> auto answering(Self* self, cons
   };
 }
 
-/// Returns the behavior of `self`, which answers all `Requests` and has the handlers `fs`.
+/// Returns the behavior of `self`, which answers all `Requests` and has the handlers `fs`. Other
+/// messages get an error; `what`, as in "a world", is in its text.
 template <class Self, class Core, class... Requests, class Exit, class... Fs>
-caf::behavior behavior_with(Self* self, const Core& core, std::variant<const Requests*...>,
-                            Exit exit, Fs... fs) {
+caf::behavior behavior_with(Self* self, std::string what, const Core& core,
+                            std::variant<const Requests*...>, Exit exit, Fs... fs) {
+  self->reply_to_others([what = std::move(what)](const std::string& type) {
+    return make_error(errc::invalid_argument, what + " takes no " + type +
+                                                  " (troupe/request.hpp lists what devices, worlds "
+                                                  "and topologies take)");
+  });
   return self->with_exit(std::move(exit), answering<Requests>(self, core)..., std::move(fs)...);
 }
 

@@ -193,6 +193,11 @@ caf::expected<std::vector<mesh_comm>> mesh_comm::open(const world& all, mesh_con
           detail::check_at_least("mesh_config::chunk_bytes", detail::as_signed(config.chunk_bytes),
                                  detail::as_signed(largest_element * all.size())))
     return error;
+  if (!detail::world_access::core_of(all))
+    return detail::why_empty_world();
+  for (auto& group : config.groups)
+    if (!detail::world_access::core_of(group))
+      return detail::why_empty_world();
   if (!detail::world_access::core_of(all)->is_whole())
     return make_error(errc::not_supported, "the devices of other ranks are in other processes");
   std::map<const detail::lane*, std::shared_ptr<state>> by_device;

@@ -71,13 +71,13 @@ public:
     detail::send_after(this, caf::actor_cast<caf::actor>(this), core_->limits().build_deadline,
                        build_overdue{});
     return behavior_with(
-        this, core_, world_request{}, [this](caf::exit_msg& x) { end(x.reason); },
+        this, "a world", core_, world_request{}, [this](caf::exit_msg& x) { end(x.reason); },
         [this](const split& x) { return split_up(x); },
         [this](const get_status&) { return core_->status(); },
         [this](const record_flight& x) {
           auto& limit =
               x.options.deadline.count() != 0 ? x.options.deadline : core_->limits().deadline;
-          return reply_when_answered(this, *core_->owner(),
+          return reply_when_answered(this, core_->owner().get(),
                                      core_->owner()->recorder().write(x.path, from_now(limit)));
         },
         [this](const subscribe&) {

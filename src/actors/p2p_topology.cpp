@@ -40,7 +40,7 @@ public:
       devices_.add(on.shared_state(), send_changes(caf::actor_cast<caf::actor>(this)));
     }
     return behavior_with(
-        this, core_, topology_request{}, [this](caf::exit_msg& x) { quit(x.reason); },
+        this, "a topology", core_, topology_request{}, [this](caf::exit_msg& x) { quit(x.reason); },
         [this](const get_graph&) { return core_->graph(); },
         [this](const get_stats&) { return core_->stats(); },
         [this](const subscribe&) {

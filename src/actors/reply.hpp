@@ -19,12 +19,14 @@ template <class T>
 using reply_of = caf::result<std::conditional_t<std::is_same_v<T, nothing>, void, T>>;
 
 /// Puts the answer of `op` into the requester's mailbox, on the thread that answers `op`. `replier`
-/// is the sender of the answer, if it is an actor; `keep` lives until then.
+/// is the sender of the answer, if it is an actor; `keep` lives until then. `owner`: null for an
+/// operation that has failed already.
 template <class T>
-void reply_when_answered(runtime& owner, const std::shared_ptr<operation_of<T>>& op,
+void reply_when_answered(runtime* owner, const std::shared_ptr<operation_of<T>>& op,
                          const reply_address& to, const caf::strong_actor_ptr& replier,
                          std::shared_ptr<const void> keep) {
-  owner.reply_to_actor(*op);
+  if (owner != nullptr)
+    owner->reply_to_actor(*op);
   op->on_answer([op, to, replier, keep = std::move(keep)] {
     if (!to.requester || !to.id.is_request())
       return;
@@ -44,7 +46,7 @@ void reply_when_answered(runtime& owner, const std::shared_ptr<operation_of<T>>&
 
 /// Same for the message that `self` is handling.
 template <class Self, class T>
-reply_of<T> reply_when_answered(Self* self, runtime& owner,
+reply_of<T> reply_when_answered(Self* self, runtime* owner,
                                 const std::shared_ptr<operation_of<T>>& op) {
   reply_when_answered(owner, op, {self->current_sender(), self->current_message_id(), nullptr},
                       caf::strong_actor_ptr{self->ctrl()}, nullptr);

@@ -28,16 +28,20 @@ template <class Core> struct supervised {
 using world_parts = supervised<world_core>;
 using topology_parts = supervised<topology_core>;
 
-/// Access to the parts of a `world`.
+/// Access to the parts of a `world`. Those of an empty one are null.
 struct world_access {
-  static const std::shared_ptr<world_core>& core_of(const world& x);
-  static const std::shared_ptr<system_lease>& lease_of(const world& x);
+  static const world_parts& parts_of(const world& x) noexcept;
+  static const std::shared_ptr<world_core>& core_of(const world& x) { return parts_of(x).core; }
+  static const std::shared_ptr<system_lease>& lease_of(const world& x) { return parts_of(x).lease; }
   static world make(world_parts parts);
 };
 
 struct topology_access {
   static const std::shared_ptr<topology_core>& core_of(const topology& x);
 };
+
+/// Returns the error for requests to an empty `world`.
+caf::error why_empty_world();
 
 caf::expected<world_parts> make_world(caf::actor_system& sys, world_config config);
 caf::expected<topology_parts> make_topology(caf::actor_system& sys, topology_config config);

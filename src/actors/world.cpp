@@ -26,12 +26,13 @@ struct world::owner {
   const detail::world_parts parts;
 };
 
-const std::shared_ptr<detail::world_core>& detail::world_access::core_of(const world& x) {
-  return x.owner_->parts.core;
+caf::error detail::why_empty_world() {
+  return make_error(errc::invalid_argument, "there is no world: this object is empty");
 }
 
-const std::shared_ptr<detail::system_lease>& detail::world_access::lease_of(const world& x) {
-  return x.owner_->parts.lease;
+const detail::world_parts& detail::world_access::parts_of(const world& x) noexcept {
+  static const world_parts none;
+  return x.owner_ ? x.owner_->parts : none;
 }
 
 world detail::world_access::make(world_parts parts) {
@@ -76,6 +77,8 @@ caf::expected<std::vector<world>> world::split(std::string name, std::vector<std
                                                const std::optional<world_limits>& limits) const {
   if (auto refused = detail::check_may_block(); refused)
     return refused;
+  if (!owner_)
+    return detail::why_empty_world();
   auto& sys = owner_->parts.lease->system;
   auto& core = *owner_->parts.core;
   auto groups =
@@ -92,17 +95,27 @@ caf::expected<std::vector<world>> world::split(std::string name, std::vector<std
   return result;
 }
 
-std::size_t world::size() const noexcept { return owner_->parts.core->size(); }
+std::size_t world::size() const noexcept { return owner_ ? owner_->parts.core->size() : 0; }
 
-world_status world::status() const { return owner_->parts.core->status(); }
+world_status world::status() const {
+  if (owner_)
+    return owner_->parts.core->status();
+  world_status result;
+  result.phase = world_phase::failed;
+  result.reason = detail::why_empty_world();
+  return result;
+}
 
-const caf::actor& world::actor() const noexcept { return owner_->parts.actor; }
+const caf::actor& world::actor() const noexcept {
+  return detail::world_access::parts_of(*this).actor;
+}
 
 device world::device_of(std::size_t rank) const {
+  if (!owner_)
+    return detail::device_access::none(detail::why_empty_world());
   auto& core = *owner_->parts.core;
   if (rank >= core.size() || !core.lanes()[rank])
-    return detail::device_access::none(owner_->parts.lease, core.owner(),
-                                       core.why_no_device_of(rank));
+    return detail::device_access::none(core.why_no_device_of(rank));
   return detail::device_access::make(owner_->parts.lease, core.owner(), core.lanes()[rank]);
 }
 
@@ -111,30 +124,44 @@ caf::expected<std::vector<any_gpu_ref>> world::allocate(dtype type, std::size_t 
                                                         request_options options) const {
   if (auto refused = detail::check_may_block(); refused)
     return refused;
+  if (!owner_)
+    return detail::why_empty_world();
   auto all = answer(owner_->parts.core->allocate(type, count, what, options)).wait();
   if (!all)
     return all.error();
   return std::move(all->refs);
 }
 
+namespace {
+
+pending<collective_done> refused_by_empty(const char* verb) {
+  return answer(detail::refused_operation<collective_done>(verb, detail::why_empty_world()));
+}
+
+} // namespace
+
 pending<collective_done> world::all_reduce(const std::vector<any_gpu_ref>& send,
                                            const std::vector<any_gpu_ref>& recv, reduce_op op,
                                            request_options options) const {
   if (recv.empty())
     return out_of_place(troupe::all_reduce{send, recv, op, {}, {}}, options);
+  if (!owner_)
+    return refused_by_empty("all_reduce");
   return answer(
       owner_->parts.core->run({collective_kind::all_reduce, send, recv, op, {}}, options));
 }
 
 pending<collective_done> world::all_reduce_in_place(const std::vector<any_gpu_ref>& buffers,
                                                     reduce_op op, request_options options) const {
+  if (!owner_)
+    return refused_by_empty("all_reduce");
   return answer(
       owner_->parts.core->run({collective_kind::all_reduce, buffers, {}, op, {}}, options));
 }
 
 pending<collective_done> world::out_of_place(const collective& what,
                                              request_options options) const {
-  if (!what.send.empty() && !what.recv.empty())
+  if (!owner_ || (!what.send.empty() && !what.recv.empty()))
     return run(what, options);
   const auto* verb = to_string(what.kind).data();
   return answer(detail::refused_operation<collective_done>(
@@ -143,10 +170,14 @@ pending<collective_done> world::out_of_place(const collective& what,
 }
 
 pending<collective_done> world::run(const collective& what, request_options options) const {
+  if (!owner_)
+    return refused_by_empty(to_string(what.kind).data());
   return answer(owner_->parts.core->run(detail::collective_view{what}, options));
 }
 
 pending<collective_done> world::run(const group& what) const {
+  if (!owner_)
+    return refused_by_empty("group");
   return answer(owner_->parts.core->run(what));
 }
 

@@ -89,15 +89,17 @@ device_core::answer<nothing> device_core::transfer_host(transfer::direction way,
   return start<transfer_operation>(verb, std::move(error), options, way, ref, std::move(host));
 }
 
-device_core::answer<nothing> device_core::fill(const any_gpu_ref& target,
-                                               std::vector<std::byte> element,
+device_core::answer<nothing> device_core::fill(const any_gpu_ref& target, const scalar& element,
                                                const request_options& options) const {
   auto error = check("fill", target);
-  if (!error && element.size() != size_of(target.type()))
+  if (!error && element.type() != target.type())
     error = refuse("fill", errc::shape_mismatch,
-                   std::to_string(element.size()) + " bytes are not one element of " +
-                       std::string{to_string(target.type())});
-  return start<fill_operation>("fill", std::move(error), options, target, std::move(element));
+                   (element ? "an element of " + std::string{to_string(element.type())}
+                            : std::string{"no element"}) +
+                       " for a buffer of " + std::string{to_string(target.type())});
+  const auto bytes = element.bytes();
+  return start<fill_operation>("fill", std::move(error), options, target,
+                               std::vector<std::byte>{bytes.begin(), bytes.end()});
 }
 
 device_core::answer<nothing> device_core::copy(const any_gpu_ref& target, const any_gpu_ref& source,
@@ -144,21 +146,23 @@ device_core::answer<nothing> device_core::launch(launch_function function,
 }
 
 device_core::answer<nothing> device_core::launch(const std::string& name,
-                                                 std::vector<std::byte> arguments,
+                                                 std::span<const std::uint8_t> arguments,
                                                  const std::vector<any_gpu_ref>& reads,
                                                  const std::vector<any_gpu_ref>& writes,
                                                  const request_options& options) const {
   auto error = check("launch");
+  const auto bytes = std::as_bytes(arguments);
+  std::vector<std::byte> own{bytes.begin(), bytes.end()};
   if (!error && worker_->is_remote())
     return start<remote_launch_operation>("launch", check_launch(reads, writes), options, name,
-                                          std::move(arguments), reads, writes);
+                                          std::move(own), reads, writes);
   auto function = find_launch(name);
   if (!error && !function)
     error = refuse("launch", errc::invalid_argument, "no launch is registered as \"" + name + "\"");
   if (error)
     return refused_operation<nothing>("launch", std::move(error));
-  auto call = [function = std::move(function), arguments = std::move(arguments), reads, writes](
-                  launch_context& context) { return function(context, reads, writes, arguments); };
+  auto call = [function = std::move(function), own = std::move(own), reads,
+               writes](launch_context& context) { return function(context, reads, writes, own); };
   return launch(std::move(call), reads, writes, options);
 }
 

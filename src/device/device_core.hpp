@@ -10,12 +10,14 @@
 #include <troupe/gpu_ref.hpp>
 #include <troupe/host_buffer.hpp>
 #include <troupe/launch.hpp>
+#include <troupe/scalar.hpp>
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,10 +30,10 @@ public:
               std::chrono::nanoseconds deadline)
       : runtime_(std::move(runtime)), worker_(std::move(worker)), deadline_(deadline) {}
   /// For a device that does not exist: every request is refused with `why`.
-  device_core(std::shared_ptr<runtime> runtime, caf::error why)
-      : runtime_(std::move(runtime)), deadline_(0), why_none_(std::move(why)) {}
+  explicit device_core(caf::error why) : deadline_(0), why_none_(std::move(why)) {}
 
-  runtime& owner() const noexcept { return *runtime_; }
+  /// Returns null if there is no device.
+  runtime* owner() const noexcept { return runtime_.get(); }
   /// Returns why there is no device; no error if there is one.
   const caf::error& why_none() const noexcept { return why_none_; }
   /// Returns the state of the device, which must exist.
@@ -54,8 +56,7 @@ public:
                            const request_options& options) const {
     return transfer_host(transfer::direction::download, source, std::move(host), options);
   }
-  /// `element`: one element of the target's type.
-  answer<nothing> fill(const any_gpu_ref& target, std::vector<std::byte> element,
+  answer<nothing> fill(const any_gpu_ref& target, const scalar& element,
                        const request_options& options) const;
   answer<nothing> copy(const any_gpu_ref& target, const any_gpu_ref& source,
                        const request_options& options) const;
@@ -63,7 +64,7 @@ public:
   answer<nothing> launch(launch_function function, const std::vector<any_gpu_ref>& reads,
                          const std::vector<any_gpu_ref>& writes,
                          const request_options& options) const;
-  answer<nothing> launch(const std::string& name, std::vector<std::byte> arguments,
+  answer<nothing> launch(const std::string& name, std::span<const std::uint8_t> arguments,
                          const std::vector<any_gpu_ref>& reads,
                          const std::vector<any_gpu_ref>& writes,
                          const request_options& options) const;
@@ -101,8 +102,8 @@ private:
   auto start(const char* verb, caf::error why, const request_options& options, X&&... x) const
       -> answer<decltype(Operation::value)>;
 
-  const std::shared_ptr<runtime> runtime_;
-  const std::shared_ptr<lane> worker_; // null: there is no device
+  const std::shared_ptr<runtime> runtime_; // this and the lane are null if there is no device
+  const std::shared_ptr<lane> worker_;
   const std::chrono::nanoseconds deadline_;
   const caf::error why_none_;
 };

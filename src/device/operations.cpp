@@ -171,6 +171,8 @@ launch_operation::launch_operation(launch_function function, const std::vector<a
     add_use(use_of(x, true, false));
   for (auto& x : writes)
     add_use(use_of(x, false, true));
+  for (auto& x : uses())
+    host_functions_->declared.push_back({x.memory.get(), x.begin, x.end});
 }
 
 caf::expected<issue_outcome> launch_operation::issue(part& p, lane& on) {
@@ -194,6 +196,7 @@ void launch_operation::call(host_call& x) noexcept {
   auto& all = *x.among;
   if (all.failed.load(std::memory_order_relaxed))
     return; // it would use what the failed call left
+  const host_function_scope scope{all.declared};
   auto error = call_launch([&] { return x.function(), caf::error{}; });
   if (!error)
     return;
@@ -260,6 +263,7 @@ caf::expected<issue_outcome> stats_operation::issue(part&, lane& on) {
   value.pci_id = properties.pci_id;
   value.capability_major = properties.capability_major;
   value.capability_minor = properties.capability_minor;
+  value.worker_pid = properties.worker_pid;
   value.free_bytes = memory->free_bytes;
   value.total_bytes = memory->total_bytes;
   value.in_flight = on.in_flight();

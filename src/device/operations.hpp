@@ -2,6 +2,7 @@
 #pragma once
 
 #include "lane/staging.hpp"
+#include "operation/launch_call.hpp"
 #include "operation/operation.hpp"
 #include <troupe/device_status.hpp>
 #include <troupe/gpu_ref.hpp>
@@ -95,6 +96,7 @@ public:
   };
   struct host_functions {
     std::deque<host_call> calls;
+    std::vector<declared_range> declared;
     std::weak_ptr<completion> of; ///< weak: it may be abandoned before they are called
     int device = -1;
     std::uint64_t generation = 0;

@@ -24,10 +24,16 @@ caf::error stale_error(const any_gpu_ref& ref) {
 }
 
 /// Checks whether a range may be read. In a launch, the failure of a later writer has no effect;
-/// that of an earlier one fails the launch itself.
+/// that of an earlier one fails the launch itself. Memory that the launch has not declared is not
+/// in order with it.
 caf::error check_content(const detail::buffer& memory, std::size_t begin, std::size_t end) {
   if (detail::callable_scope::covers(memory, begin, end))
     return memory.check_determinate(begin, end);
+  if (detail::callable_scope::runs() || detail::host_function_scope::refuses(memory, begin, end))
+    return make_error({.code = errc::invalid_argument,
+                       .detail = "the launch reads or writes a buffer that is in none of its lists",
+                       .device = memory.home().ordinal(),
+                       .generation = memory.generation()});
   detail::admission_lock lock;
   return memory.check_readable(lock, begin, end);
 }

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <span>
 #include <string_view>
 
 namespace troupe::detail {
@@ -52,6 +53,9 @@ public:
   callable_scope(const callable_scope&) = delete;
   callable_scope& operator=(const callable_scope&) = delete;
 
+  /// Returns whether a callable runs on this thread.
+  static bool runs() noexcept { return runs_ != nullptr; }
+
   /// Returns whether the operation of this thread's callable uses all of [begin, end).
   static bool covers(const buffer& memory, std::size_t begin, std::size_t end) noexcept {
     return runs_ != nullptr && std::ranges::any_of(runs_->uses(), [&](const use& u) {
@@ -61,6 +65,38 @@ public:
 
 private:
   static inline thread_local const operation* runs_ = nullptr;
+};
+
+/// A range that a launch has declared. The buffer may be gone.
+struct declared_range {
+  const buffer* memory = nullptr;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+};
+
+/// Marks that a host function of a launch runs on this thread, which has declared these ranges. The
+/// operation may be over by then.
+class host_function_scope {
+public:
+  explicit host_function_scope(std::span<const declared_range> declared) noexcept {
+    declared_ = &declared_here_;
+    declared_here_ = declared;
+  }
+  ~host_function_scope() { declared_ = nullptr; }
+  host_function_scope(const host_function_scope&) = delete;
+  host_function_scope& operator=(const host_function_scope&) = delete;
+
+  /// Returns whether a host function runs on this thread whose launch has not declared all of
+  /// [begin, end).
+  static bool refuses(const buffer& memory, std::size_t begin, std::size_t end) noexcept {
+    return declared_ != nullptr && std::ranges::none_of(*declared_, [&](const declared_range& x) {
+             return x.memory == &memory && x.begin <= begin && end <= x.end;
+           });
+  }
+
+private:
+  std::span<const declared_range> declared_here_;
+  static inline thread_local const std::span<const declared_range>* declared_ = nullptr;
 };
 
 } // namespace troupe::detail

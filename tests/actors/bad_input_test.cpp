@@ -163,8 +163,7 @@ TEST_F(BadInput, RefOfAnotherActorSystem) {
   auto refs = send;
   refs[0] = foreign;
   expect_refused(all_reduce{refs}, errc::invalid_argument);
-  expect_refused(devices[0].fill(foreign, std::vector<std::byte>(4)), fill{foreign, {0, 0, 0, 0}},
-                 errc::invalid_argument);
+  expect_refused(devices[0].fill(foreign, 0.0f), fill{foreign, 0.0f}, errc::invalid_argument);
 }
 
 // Both systems have a device 0, so the ordinal does not identify the device.
@@ -186,7 +185,7 @@ TEST_F(BadInput, RefOfAnotherActorSystemIsNamedInEveryVerb) {
     std::vector<std::pair<const char*, caf::error>> all{
         {"upload", error_of(answer_of(d.upload(foreign, host_buffer{foreign.size_bytes()})))},
         {"download", error_of(answer_of(d.download(foreign, host_buffer{foreign.size_bytes()})))},
-        {"fill", error_of(answer_of(d.fill(foreign, std::vector<std::byte>(4))))},
+        {"fill", error_of(answer_of(d.fill(foreign, 0.0f)))},
         {"copy from", error_of(answer_of(d.copy(own, foreign)))},
         {"copy to", error_of(answer_of(d.copy(foreign, own)))},
         {"accept", error_of(answer_of(d.accept(foreign)))},
@@ -236,7 +235,7 @@ TEST_F(BadInput, RankOutOfRange) {
         {"allocate_pinned", error_of(d.allocate_pinned(1))},
         {"upload", error_of(answer_of(d.upload(ref, host_buffer{ref.size_bytes()})))},
         {"download", error_of(answer_of(d.download(ref, host_buffer{ref.size_bytes()})))},
-        {"fill", error_of(answer_of(d.fill(ref, std::vector<std::byte>(4))))},
+        {"fill", error_of(answer_of(d.fill(ref, 0.0f)))},
         {"copy", error_of(answer_of(d.copy(ref, recv[0])))},
         {"accept", error_of(answer_of(d.accept(ref)))},
         {"launch",
@@ -277,9 +276,21 @@ TEST_F(BadInput, RankOutOfRange) {
 
 TEST_F(BadInput, MessageThatAnActorDoesNotUnderstand) {
   open();
-  for (auto& actor : {under_test->actor(), must(devices[0].actor())})
-    EXPECT_EQ(describe(error_of(ask<void>(*system, actor, std::string{"no request"}))),
-              "the actor does not understand this message (unexpected_message)");
+  const auto device = must(devices[0].actor());
+  const auto expect_not_taken = [&](const caf::error& why, const std::string& text) {
+    EXPECT_EQ(code_of(why), errc::invalid_argument);
+    EXPECT_NE(describe(why).find(text), std::string::npos) << describe(why);
+  };
+  for (auto& actor : {under_test->actor(), device})
+    expect_not_taken(error_of(ask<void>(*system, actor, std::string{"no request"})), " takes no ");
+  expect_not_taken(error_of(ask<void>(*system, under_test->actor(), fill{send[0], 0.0f})),
+                   "a world takes no troupe::fill ");
+  expect_not_taken(error_of(ask<collective_done>(*system, device, all_reduce{send})),
+                   "a device takes no troupe::all_reduce ");
+  caf::scoped_actor self{system->get()};
+  request(self, device, barrier{}, patience)
+      .receive([](const collective_done&) { FAIL() << "a device did a barrier"; },
+               [&](const caf::error& why) { expect_not_taken(why, "takes no troupe::barrier "); });
   expect_unharmed();
 }
 
@@ -348,8 +359,7 @@ TEST_F(BadInput, ListsOfDevices) {
 
 TEST_F(BadInput, RefOfAnotherDevice) {
   open();
-  expect_refused(devices[0].fill(send[1], std::vector<std::byte>(4)), fill{send[1], {0, 0, 0, 0}},
-                 errc::invalid_argument);
+  expect_refused(devices[0].fill(send[1], 0.0f), fill{send[1], 0.0f}, errc::invalid_argument);
   expect_refused(devices[0].copy(recv[0], send[1]), copy{recv[0], send[1]}, errc::invalid_argument);
   expect_refused(devices[0].upload(send[1], host_buffer{send[1].size_bytes()}),
                  upload{send[1], host_buffer{send[1].size_bytes()}}, errc::invalid_argument);
@@ -430,10 +440,11 @@ TEST_F(BadInput, SizesThatDiffer) {
                  upload{send[0], host_buffer{send[0].size_bytes() - 1}}, errc::shape_mismatch);
   expect_refused(devices[0].copy(must(recv[0].slice(1, 3)), must(send[0].slice(0, 2))),
                  copy{must(recv[0].slice(1, 3)), must(send[0].slice(0, 2))}, errc::shape_mismatch);
-  expect_refused(devices[0].fill(send[0], std::vector<std::byte>(3)), fill{send[0], {1, 2, 3}},
+  expect_refused(devices[0].fill(any_gpu_ref{send[0]}, 1.0), fill{send[0], 1.0},
                  errc::shape_mismatch);
-  expect_refused(devices[0].fill(send[0], std::vector<std::byte>{}), fill{send[0], {}},
-                 errc::shape_mismatch);
+  expect_refused(devices[0].fill(any_gpu_ref{send[0]}, std::int32_t{1}),
+                 fill{send[0], std::int32_t{1}}, errc::shape_mismatch);
+  expect_refused(devices[0].fill(send[0], scalar{}), fill{send[0], {}}, errc::shape_mismatch);
 }
 
 TEST_F(BadInput, StaleRef) {
@@ -447,8 +458,7 @@ TEST_F(BadInput, StaleRef) {
   EXPECT_TRUE(has_code(send[0].access(), errc::stale_ref));
   std::erase_if(kept, [](const auto& x) { return x.first.stale(); });
   expect_refused(all_reduce{send}, errc::stale_ref);
-  expect_refused(devices[0].fill(send[0], std::vector<std::byte>(4)), fill{send[0], {0, 0, 0, 0}},
-                 errc::stale_ref);
+  expect_refused(devices[0].fill(send[0], 0.0f), fill{send[0], 0.0f}, errc::stale_ref);
   expect_refused(devices[0].copy(recv[0], send[0]), copy{recv[0], send[0]}, errc::stale_ref);
   expect_refused(devices[0].upload(send[0], host_buffer{send[0].size_bytes()}),
                  upload{send[0], host_buffer{send[0].size_bytes()}}, errc::stale_ref);
@@ -474,7 +484,7 @@ TEST_F(BadInput, RefWithoutMemory) {
   refs[1] = {};
   expect_refused(all_reduce{refs}, errc::stale_ref);
   expect_refused(devices[0].fill(any_gpu_ref{}, std::vector<std::byte>(1)),
-                 fill{any_gpu_ref{}, {1}}, errc::stale_ref);
+                 fill{any_gpu_ref{}, 1.0f}, errc::stale_ref);
   expect_refused(devices[0].download(any_gpu_ref{}, host_buffer{}), download{}, errc::stale_ref);
   expect_refused(devices[0].upload(any_gpu_ref{}, host_buffer{}), upload{}, errc::stale_ref);
   expect_refused(devices[0].copy(any_gpu_ref{}, any_gpu_ref{}), copy{}, errc::stale_ref);
@@ -630,7 +640,7 @@ TEST_F(BadInput, DeadlineInThePast) {
     const request_options late{.deadline = past};
     expect_refused(all_reduce{send, {}, reduce_op::sum, late}, errc::deadline_exceeded);
     expect_refused(devices[0].fill(send[0], std::vector<std::byte>(4), late),
-                   fill{send[0], {0, 0, 0, 0}, late}, errc::deadline_exceeded);
+                   fill{send[0], 0.0f, late}, errc::deadline_exceeded);
     expect_refused(devices[0].allocate(dtype::int8, 1, false, late),
                    allocate{1, dtype::int8, false, late}, errc::deadline_exceeded);
     expect_refused(devices[0].stats(late), stats{late}, errc::deadline_exceeded);
@@ -754,9 +764,9 @@ TEST_F(BadInput, MoreQueuedThanTheBound) {
   EXPECT_TRUE(!refused || has_code(answer_of(*refused), errc::overloaded));
   EXPECT_TRUE(has_code(answer_of(devices[0].fill(recv[0], one, refuse)), errc::overloaded));
   caf::scoped_actor self{system->get()};
-  EXPECT_TRUE(has_code(detail::ask<void>(self, must(devices[0].actor()), patience,
-                                         fill{recv[0], {1, 1, 1, 1}, refuse}),
-                       errc::overloaded));
+  EXPECT_TRUE(has_code(
+      detail::ask<void>(self, must(devices[0].actor()), patience, fill{recv[0], 1.0f, refuse}),
+      errc::overloaded));
   EXPECT_TRUE(
       has_code(answer_of(under_test->all_reduce(send, reduce_op::sum, refuse)), errc::overloaded));
   held.open();

@@ -28,18 +28,6 @@ namespace {
 
 constexpr std::size_t count = 16;
 
-std::vector<std::byte> one_of(std::int32_t x) {
-  std::vector<std::byte> result(sizeof x);
-  std::memcpy(result.data(), &x, sizeof x);
-  return result;
-}
-
-std::vector<std::uint8_t> element_of(std::int32_t x) {
-  std::vector<std::uint8_t> result(sizeof x);
-  std::memcpy(result.data(), &x, sizeof x);
-  return result;
-}
-
 constexpr request_options refuse{.room = room_policy::refuse};
 constexpr request_options late{.deadline = -1ns};
 
@@ -48,13 +36,13 @@ protected:
   ::testing::AssertionResult is(const any_gpu_ref& ref, std::int32_t x) {
     std::vector<std::byte> all;
     for (std::size_t i = 0; i < ref.count(); ++i)
-      for (auto b : one_of(x))
+      for (auto b : scalar{x}.bytes())
         all.push_back(b);
     return holds(d_, ref, all);
   }
   any_gpu_ref filled_with(std::int32_t x) {
     auto ref = must(answer_of(d_.allocate(dtype::int32, count)));
-    EXPECT_TRUE(is_ok(answer_of(d_.fill(ref, one_of(x)))));
+    EXPECT_TRUE(is_ok(answer_of(d_.fill(ref, x))));
     return ref;
   }
 
@@ -66,19 +54,18 @@ protected:
 
 // INV-15
 TEST_F(Skipped, IsWhatARequestThatDidNotRunWouldHaveWritten) {
-  EXPECT_TRUE(
-      has_code(answer_of(d_.fill(must(x_.slice(0, 4)), one_of(7), late)), errc::deadline_exceeded));
+  EXPECT_TRUE(has_code(answer_of(d_.fill(must(x_.slice(0, 4)), 7, late)), errc::deadline_exceeded));
   auto read = answer_of(d_.copy(y_, x_));
   ASSERT_TRUE(has_code(read, errc::skipped));
   EXPECT_NE(describe(read.error()).find("its deadline was over"), std::string::npos);
   EXPECT_TRUE(
       has_code(y_.access(), errc::skipped)); // the source has a mark, so the target gets one too
-  EXPECT_TRUE(is_ok(answer_of(d_.fill(y_, one_of(3)))));
+  EXPECT_TRUE(is_ok(answer_of(d_.fill(y_, 3))));
   EXPECT_TRUE(is(y_, 3));
   EXPECT_TRUE(is_ok(must(x_.slice(4, 4)).access())); // no other bytes
-  EXPECT_TRUE(is_ok(answer_of(d_.fill(must(x_.slice(0, 2)), one_of(1)))));
+  EXPECT_TRUE(is_ok(answer_of(d_.fill(must(x_.slice(0, 2)), 1))));
   EXPECT_TRUE(has_code(x_.access(), errc::skipped)); // overwriting a part is not enough
-  EXPECT_TRUE(is_ok(answer_of(d_.fill(must(x_.slice(2, 2)), one_of(1)))));
+  EXPECT_TRUE(is_ok(answer_of(d_.fill(must(x_.slice(2, 2)), 1))));
   EXPECT_TRUE(is(x_, 1));
 }
 
@@ -88,14 +75,14 @@ TEST_F(Skipped, IsNothingByARequestThatIsWrongWhereItsCallSaysSo) {
   // The result of a message comes later.
   caf::scoped_actor self{system_.get()};
   std::optional<errc> got;
-  request(self, d_, fill{x_, {1, 2, 3}, {}}, patience)
+  request(self, d_, fill{x_, {}, {}}, patience)
       .receive([] {}, [&](const caf::error& why) { got = code_of(why); });
   EXPECT_EQ(got, errc::shape_mismatch);
   EXPECT_TRUE(has_code(x_.access(), errc::skipped));
 }
 
 TEST_F(Skipped, EndsWhenItIsAccepted) {
-  EXPECT_TRUE(has_code(answer_of(d_.fill(x_, one_of(7), late)), errc::deadline_exceeded));
+  EXPECT_TRUE(has_code(answer_of(d_.fill(x_, 7, late)), errc::deadline_exceeded));
   auto accepted = d_.accept(x_);
   EXPECT_TRUE(is_ok(x_.access())); // from the call on
   EXPECT_TRUE(is_ok(answer_of(accepted)));
@@ -135,11 +122,11 @@ TEST_F(Skipped, EndsWhenTheSameRequestIsMadeAgain) {
 }
 
 TEST_F(Skipped, StaysWhatItIsWhereItsOverwriterIsTakenBack) {
-  EXPECT_TRUE(has_code(answer_of(d_.fill(x_, one_of(7), late)), errc::deadline_exceeded));
+  EXPECT_TRUE(has_code(answer_of(d_.fill(x_, 7, late)), errc::deadline_exceeded));
   gate lane;
   auto held = lane.hold_lane(d_);
   ASSERT_TRUE(lane.wait_reached());
-  auto overwrites = d_.fill(x_, one_of(5));
+  auto overwrites = d_.fill(x_, 5);
   overwrites.cancel();
   EXPECT_TRUE(has_code(answer_of(overwrites), errc::cancelled));
   EXPECT_TRUE(has_code(x_.access(), errc::skipped)); // already while the lane has not come to it
@@ -161,7 +148,7 @@ TEST(SkippedByRanks, AreNotSentAsIfTheyWereThere) {
   auto target = must(answer_of(w.device_of(2).allocate(dtype::int32, count)));
   for (std::size_t rank = 0; rank < 3; ++rank)
     for (auto& ref : {sums[rank], others[rank]})
-      EXPECT_TRUE(is_ok(answer_of(w.device_of(rank).fill(ref, one_of(1)))));
+      EXPECT_TRUE(is_ok(answer_of(w.device_of(rank).fill(ref, 1))));
   std::array<gate, 3> lanes;
   for (std::size_t rank = 0; rank < 3; ++rank) {
     static_cast<void>(lanes[rank].hold_lane(w.device_of(rank)));
@@ -177,7 +164,7 @@ TEST(SkippedByRanks, AreNotSentAsIfTheyWereThere) {
   lanes[0].open();
   lanes[2].open();
   for (std::size_t rank : {0, 2}) // the lanes have come to the message
-    EXPECT_TRUE(is_ok(answer_of(w.device_of(rank).fill(others[rank], one_of(1)))));
+    EXPECT_TRUE(is_ok(answer_of(w.device_of(rank).fill(others[rank], 1))));
   lanes[1].open();
   EXPECT_TRUE(has_code(answer_of(sent), errc::deadline_exceeded)); // the error of what it has read
   EXPECT_TRUE(has_code(answer_of(received), errc::deadline_exceeded));
@@ -219,7 +206,7 @@ TEST(Room, IsWaitedFor) {
         over->set_value(*counts);
     };
     for (int i = 0; i < asked; ++i)
-      request(self, address, fill{x, element_of(i), {}}, patience)
+      request(self, address, fill{x, i, {}}, patience)
           .then(
               [=] {
                 ++counts->first;
@@ -282,7 +269,7 @@ void fill_sum_and_look(caf::event_based_actor* self, std::vector<Device> devices
   const auto n = refs.size();
   auto on_error = [](const caf::error& why) { ADD_FAILURE() << describe(why); };
   for (std::size_t r = 0; r < n; ++r)
-    request(self, devices[r], fill{refs[r], element_of(1), {}}, patience).then([] {}, on_error);
+    request(self, devices[r], fill{refs[r], 1, {}}, patience).then([] {}, on_error);
   request(self, w, all_reduce{refs, {}, reduce_op::sum, {}, {}}, patience)
       .then([](const collective_done&) {}, on_error);
   auto left = std::make_shared<std::size_t>(n);
@@ -376,7 +363,7 @@ TEST(RequestsOfAnActor, KeepTheirDeadlinesWhileCafsPoolIsBlocked) {
   const auto into = any(must(w.allocate<std::int32_t>(count, true)));
   const auto of_d = must(d.actor());
   plan->add({fault::hang, verb::fill, 0});
-  auto held = d.fill(refs[0], one_of(1));
+  auto held = d.fill(refs[0], 1);
   ASSERT_TRUE(plan->wait_injected(fault::hang, 1, patience));
   caf::scoped_actor self{system.get()};
   {

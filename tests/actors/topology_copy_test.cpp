@@ -1370,7 +1370,7 @@ TEST_P(DroppedCopy, LeavesTheOrderOfTheOtherEnd) {
       gate stream;
       auto stands = stream.hold_stream(system.open(1));
       ASSERT_TRUE(stream.wait_reached());
-      auto before = writes ? system.open(1).fill(target.ref, {pattern.front()})
+      auto before = writes ? system.open(1).fill(target.ref, std::uint8_t{7})
                            : t.copy(spare.ref, target.ref); // on the blocked stream
       auto dropped = many ? t.copy({{target.ref, source.ref}}) : t.copy(target.ref, source.ref);
       auto late = random_bytes(count, 4);

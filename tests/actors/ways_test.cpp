@@ -32,12 +32,6 @@ world_config both_ways() {
   return result;
 }
 
-std::vector<std::byte> one_of(float x) {
-  std::vector<std::byte> result(sizeof x);
-  std::memcpy(result.data(), &x, sizeof x);
-  return result;
-}
-
 /// Counts the communicators of NCCL that are built, and those that are called off.
 class counting_backend final : public forwarding_backend {
 public:
@@ -199,7 +193,7 @@ TEST_F(Ways, KeepTheOrderOfTheirBuffers) {
     heads.push_back(must(x.slice(0, few)));
   constexpr int rounds = 20;
   for (std::size_t rank = 0; rank < w.size(); ++rank)
-    EXPECT_TRUE(is_ok(answer_of(w.device_of(rank).fill(many_[rank], one_of(1.0F)))));
+    EXPECT_TRUE(is_ok(answer_of(w.device_of(rank).fill(many_[rank], 1.0F))));
   std::vector<pending<collective_done>> all;
   double head = 1;
   double tail = 1;
@@ -207,7 +201,7 @@ TEST_F(Ways, KeepTheOrderOfTheirBuffers) {
     all.push_back(w.all_reduce(heads, reduce_op::avg));
     all.push_back(w.all_reduce(many_, reduce_op::max));
     for (std::size_t rank = 0; rank < w.size(); ++rank)
-      EXPECT_TRUE(is_ok(answer_of(w.device_of(rank).fill(heads[rank], one_of(float(i + 2))))));
+      EXPECT_TRUE(is_ok(answer_of(w.device_of(rank).fill(heads[rank], float(i + 2)))));
     head = i + 2;
   }
   for (auto& x : all)
@@ -236,7 +230,7 @@ TEST_F(Ways, GoOnWhereTheOtherOneStandsStill) {
   EXPECT_EQ(w.status().epoch, status.epoch);
   EXPECT_EQ(w.status().phase, world_phase::ready);
   for (auto& x : many_) // what the stalled sum was writing
-    EXPECT_TRUE(is_ok(answer_of(system_.open(x.device()).fill(x, one_of(1.0F)))));
+    EXPECT_TRUE(is_ok(answer_of(system_.open(x.device()).fill(x, 1.0F))));
   EXPECT_TRUE(is_ok(answer_of(w.all_reduce(many_, reduce_op::sum))));
   EXPECT_EQ(builds_->load(), before + 1);
   // The direct way stands still: NCCL's communicator stays.

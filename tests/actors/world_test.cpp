@@ -709,7 +709,7 @@ TEST_F(HeldWorld, AKilledDeviceActorIsReplaced) {
   auto d = under_test->device_of(1);
   auto actor = must(d.actor());
   caf::scoped_actor self{system.get()};
-  auto told = detail::request(self, actor, patience, fill{refs[1], {0, 0, 0, 0}});
+  auto told = detail::request(self, actor, patience, fill{refs[1], 0.0f});
   ASSERT_TRUE(is_ok(ask<void>(system, actor, watch_generation{})));
   caf::anon_send_exit(actor, caf::exit_reason::kill);
   self->wait_for(actor);
@@ -736,7 +736,7 @@ TEST_F(HeldWorld, AKilledRootAnswersEverything) {
   for (int i = 0; i < 3; ++i)
     all.push_back(under_test->all_reduce(refs));
   caf::scoped_actor self{system.get()};
-  auto of_device = detail::request(self, actor, patience, fill{refs[1], {0, 0, 0, 0}});
+  auto of_device = detail::request(self, actor, patience, fill{refs[1], 0.0f});
   auto of_world = detail::request(self, under_test->actor(), patience, sum_of(refs));
   ASSERT_TRUE(is_ok(ask<void>(system, actor, watch_generation{})));
   ASSERT_TRUE(is_ok(ask<world_status>(system, under_test->actor(), get_status{})));

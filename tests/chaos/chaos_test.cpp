@@ -820,14 +820,11 @@ private:
     auto actor = actor_of(random, x.device);
     std::lock_guard lock{order_};
     auto target = ref(x);
-    auto bytes = bytes_of_content({element});
+    const auto one = must(scalar::from_bytes(target.type(), bytes_of_content({element})));
     auto r = write_record("fill", x, content(x.count, element));
-    if (actor) {
-      std::vector<std::uint8_t> pattern(bytes.size());
-      std::memcpy(pattern.data(), bytes.data(), bytes.size());
-      return send<void, watch_generation>(r, *actor, troupe::fill{target, pattern, {}}, limit);
-    }
-    track(r, limit, device_of(x.device).fill(target, bytes, {.deadline = limit}));
+    if (actor)
+      return send<void, watch_generation>(r, *actor, troupe::fill{target, one, {}}, limit);
+    track(r, limit, device_of(x.device).fill(target, one, {.deadline = limit}));
   }
 
   void copy(std::mt19937_64& random) {

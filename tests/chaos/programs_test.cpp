@@ -279,8 +279,7 @@ public:
           EXPECT_FALSE(ref.access()) << describe(accepted.error());
         }
       }
-      auto filled = answer_of(
-          device.fill(ref, as_std_bytes(bytes_of_value(static_cast<std::uint32_t>(look.row)))));
+      auto filled = answer_of(device.fill(ref, static_cast<std::uint32_t>(look.row)));
       if (ref.stale())
         continue;
       EXPECT_TRUE(is_ok(filled));
@@ -406,15 +405,14 @@ private:
     const auto device = world_.device_of(x.device);
     switch (x.what) {
     case verb_kind::fill:
-      return note(i, device.fill(part(x.to, x.device, x), as_std_bytes(bytes_of_value(x.value)),
-                                 x.options));
+      return note(i, device.fill(part(x.to, x.device, x), x.value, x.options));
     case verb_kind::upload:
       return note(i, device.upload(part(x.to, x.device, x), content_of(x), x.options));
     case verb_kind::affine: {
       auto to = part(x.to, x.device, x);
       auto from = part(x.from, x.device, x);
-      return note(i, device.launch(affine_launch, as_std_bytes(bytes_of_value(x.value)), {to, from},
-                                   {to}, x.options));
+      return note(
+          i, device.launch(affine_launch, bytes_of_value(x.value), {to, from}, {to}, x.options));
     }
     case verb_kind::copy:
       return note(i, device.copy(part(x.to, x.device, x), part(x.from, x.device, x), x.options));
@@ -487,7 +485,7 @@ private:
     for (auto& x : steps_)
       switch (x.what) {
       case verb_kind::fill:
-        to_device(x.device, fill{part(x.to, x.device, x), bytes_of_value(x.value), x.options});
+        to_device(x.device, fill{part(x.to, x.device, x), x.value, x.options});
         break;
       case verb_kind::upload:
         to_device(x.device, upload{part(x.to, x.device, x), content_of(x), x.options});

@@ -68,10 +68,7 @@ public:
   }
 
   void keep_room(rlim_t more) const {
-    std::vector<std::byte> argument(sizeof more);
-    std::memcpy(argument.data(), &more, sizeof more);
-    for (std::size_t i = 0; i < w_.size(); ++i)
-      await(w_.device_of(i).launch("keep its room", argument, {}, {}, {.deadline = bound}));
+    await(w_.launch("keep its room", to_bytes(more), {}, {}, {.deadline = bound}));
   }
   void sum() const {
     for (std::size_t i = 0; i < w_.size(); ++i)

@@ -146,7 +146,7 @@ const bool programs_registered = [] {
           std::vector<decltype(request(self, d, download{}, patience))> looks;
           for (int k = 0; k < in_flight; ++k) {
             const auto value = mine * static_cast<float>(i + k);
-            static_cast<void>(request(self, d, fill{*ref, bytes_from(value)}, patience));
+            static_cast<void>(request(self, d, fill{*ref, value}, patience));
             static_cast<void>(request(self, place.rank,
                                       all_reduce{{*ref}, {}, reduce_op::sum, {}, {}}, patience));
             looks.push_back(request(self, d, download{*ref, {}}, patience));

@@ -6,6 +6,7 @@
 #include "support/log_lines.hpp"
 #include "support/no_threads.hpp"
 #include "support/worker_losses.hpp"
+#include <troupe/bytes.hpp>
 #include <troupe/launch.hpp>
 #include <troupe/worker.hpp>
 
@@ -13,17 +14,21 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
-#include <cstring>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include <unistd.h>
 
 namespace troupe::testing {
 
@@ -130,10 +135,7 @@ TEST(WorkerBackend, LaunchesWhatTheWorkerKnows) {
   auto in = must(d.allocate<float>(100));
   auto out = must(d.allocate<float>(100));
   ASSERT_TRUE(answer_of(d.fill(in, 1.F)));
-  std::vector<std::byte> argument(sizeof(float));
-  const float two = 2;
-  std::memcpy(argument.data(), &two, sizeof two);
-  auto added = error_of(answer_of(d.launch("add", argument, {in}, {out})));
+  auto added = error_of(answer_of(d.launch("add", to_bytes(2.F), {in}, {out})));
   EXPECT_FALSE(added) << describe(added);
   EXPECT_TRUE(holds(d, out, std::vector<float>(100, 3.F)));
   EXPECT_EQ(code_of(error_of(answer_of(d.launch("unregistered", {}, {}, {})))),
@@ -435,6 +437,29 @@ TEST(WorkerBackend, RanksThatStallEndInWorkersWithoutThreads) {
   on_all("give it threads");
   EXPECT_TRUE(works(w));
   EXPECT_EQ(w.status().members, before) << "a worker was killed";
+}
+
+std::int64_t parent_of(std::int64_t pid) {
+  std::ifstream stat{"/proc/" + std::to_string(pid) + "/stat"};
+  std::string all;
+  std::getline(stat, all);
+  // The name of the program, in brackets, may contain anything.
+  std::istringstream rest{all.substr(all.rfind(')') + 1)};
+  std::string state;
+  std::int64_t parent = -1;
+  rest >> state >> parent;
+  return parent;
+}
+
+TEST(WorkerBackend, StatsNameTheProcess) {
+  test_system system{in_worker_processes(1)};
+  const auto d = must(device::open(system, 0));
+  const auto first = must(answer_of(d.stats())).worker_pid;
+  EXPECT_EQ(parent_of(first), ::getpid());
+  EXPECT_EQ(code_of(kill_worker(d)), errc::worker_lost);
+  const auto second = must(answer_of(d.stats())).worker_pid;
+  EXPECT_NE(second, first);
+  EXPECT_EQ(parent_of(second), ::getpid());
 }
 
 /// The world is notified of the loss when the device is already back.

@@ -277,6 +277,15 @@ template <class Base = caf::event_based_actor> struct actor_base : Base {
   caf::behavior with_exit(F f, Fs... fs) {
     return {[f](caf::exit_msg& x) mutable { f(x); }, std::move(fs)...};
   }
+
+  /// Replies to messages without a handler with `f(name of the first element's type)`.
+  template <class F> // F: caf::error(std::string)
+  void reply_to_others(F f) {
+    this->set_default_handler([f](caf::scheduled_actor*, caf::message& x) -> caf::skippable_result {
+      return f(std::string{x.empty() ? std::string_view{"nothing"}
+                                     : std::string_view{caf::query_type_name(x.type_at(0))}});
+    });
+  }
 };
 
 /// Calls `f(is_pool_worker)` at the start of each thread of the actor system.
@@ -459,6 +468,15 @@ template <class Base = caf::event_based_actor> struct actor_base : Base {
   template <class F, class... Fs> caf::behavior with_exit(F f, Fs... fs) {
     this->set_exit_handler(std::move(f));
     return {std::move(fs)...};
+  }
+
+  template <class F> void reply_to_others(F f) {
+    this->set_default_handler(
+        [f, &types = this->system().types()](caf::scheduled_actor*,
+                                             caf::message_view& x) -> caf::result<caf::message> {
+          auto& content = x.content();
+          return f(content.empty() ? std::string{"nothing"} : types.portable_name(content.type(0)));
+        });
   }
 
 private:

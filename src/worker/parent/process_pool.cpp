@@ -134,6 +134,8 @@ public:
     return error;
   }
 
+  std::int64_t pid() const noexcept override { return to_.id(); }
+
   void kill() noexcept override {
     if (auto error = to_.kill())
       log(log_level::error, "a worker was abandoned", error);

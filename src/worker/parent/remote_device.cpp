@@ -54,6 +54,7 @@ caf::error remote_device::bind() noexcept {
   properties_ = std::move(*properties);
   for (auto* name : {&properties_.name, &properties_.pci_id})
     *name = peer_text(*name, most_peer_name);
+  properties_.worker_pid = link_->pid();
   if (!std::exchange(tells_loss_, true))
     link_->on_loss([signal = on_loss_, of = link_.get()](const caf::error& why) {
       if (signal->tell && signal->of.load() == of)

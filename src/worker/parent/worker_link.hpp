@@ -36,6 +36,8 @@ public:
   virtual void kill() noexcept {}
   /// Returns true if the worker has ended. The link may not have been told yet.
   virtual bool has_ended() const noexcept { return false; }
+  /// Returns the worker's process id; 0 if it is on another host.
+  virtual std::int64_t pid() const noexcept { return 0; }
 };
 
 using worker_reply = caf::expected<std::vector<std::byte>>;
@@ -155,6 +157,8 @@ public:
 
   bool lost() const noexcept override { return lost_.load(std::memory_order_acquire); }
   bool has_ended() const noexcept override { return control_->has_ended(); }
+  /// As `control_sender::pid`.
+  std::int64_t pid() const noexcept { return control_->pid(); }
   /// Returns why it is lost, or no error.
   caf::error loss() const;
   /// Calls `f` once, on loss; at once if it is lost already. Returns the listener's number.
