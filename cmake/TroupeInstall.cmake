@@ -13,8 +13,11 @@ install(TARGETS troupe troupe_testing
   RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}"
   FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 
-# Not in the header set, whose headers are compiled each: it needs headers that are not ours.
-install(FILES "${PROJECT_SOURCE_DIR}/include/troupe/stdexec.hpp"
+# Not in the header set, whose headers are compiled each: they need headers that are not ours.
+install(
+  FILES
+    "${PROJECT_SOURCE_DIR}/include/troupe/cuda_error.hpp"
+    "${PROJECT_SOURCE_DIR}/include/troupe/stdexec.hpp"
   DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/troupe")
 
 install(EXPORT troupeTargets NAMESPACE troupe:: DESTINATION "${troupe_package_dir}")

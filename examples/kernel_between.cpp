@@ -5,6 +5,7 @@
 
 #if TROUPE_HAS_CUDA
 #include "kernel_between.hpp"
+#include <troupe/cuda_error.hpp>
 #endif
 
 #include <caf/all.hpp>
@@ -25,12 +26,8 @@ caf::error scale(troupe::launch_context& context, const troupe::gpu_ref<float>& 
   if (!x)
     return x.error();
 #if TROUPE_HAS_CUDA
-  if (context.cuda_stream() != nullptr) {
-    const auto code = launch_scale(*x, count, factor, context.cuda_stream());
-    return code == cudaSuccess
-               ? caf::error{}
-               : troupe::make_error(troupe::errc::launch_failed, cudaGetErrorString(code));
-  }
+  if (context.cuda_stream() != nullptr)
+    return troupe::error_of(launch_scale(*x, count, factor, context.cuda_stream()));
 #endif
   return context.run_on_host([x = *x] {
     for (std::size_t i = 0; i < count; ++i)

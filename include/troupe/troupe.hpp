@@ -3,6 +3,7 @@
 
 #include <troupe/actor_executor.hpp>
 #include <troupe/backend.hpp>
+#include <troupe/batch_queue.hpp>
 #include <troupe/bytes.hpp>
 #include <troupe/collective.hpp>
 #include <troupe/config.hpp>
@@ -18,6 +19,7 @@
 #include <troupe/link_kind.hpp>
 #include <troupe/log.hpp>
 #include <troupe/mesh_comm.hpp>
+#include <troupe/message_types.hpp>
 #include <troupe/nccl_world.hpp>
 #include <troupe/p2p_graph.hpp>
 #include <troupe/p2p_topology.hpp>
@@ -27,7 +29,9 @@
 #include <troupe/scalar.hpp>
 #include <troupe/spawn_program.hpp>
 #include <troupe/task.hpp>
+#include <troupe/timer.hpp>
 #include <troupe/topology.hpp>
+#include <troupe/typed_launch.hpp>
 #include <troupe/version.hpp>
 #include <troupe/way_table.hpp>
 #include <troupe/when.hpp>
