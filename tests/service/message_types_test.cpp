@@ -30,11 +30,6 @@ namespace troupe::testing {
 
 namespace {
 
-[[maybe_unused]] const bool registered = [] {
-  register_messages<caf::id_block::service_tests>();
-  return true;
-}();
-
 class oracle : public caf::event_based_actor {
 public:
   using event_based_actor::event_based_actor;
@@ -55,6 +50,7 @@ private:
 };
 
 TEST(MessageTypes, OwnMessagesGoToOwnActors) {
+  register_messages<caf::id_block::service_tests>();
   test_system system;
   caf::scoped_actor self{system.get()};
   const auto own = system.get().spawn<oracle>();
