@@ -73,8 +73,7 @@ caf::error check_uses(locked lock, const operation& request, const operation& op
         return refuse(u, errc::buffer_acquired,
                       "a user stream or another process has acquired the buffer");
       if (u.writes && u.memory->read_only())
-        return refuse(u, errc::buffer_acquired,
-                      "another process lends the buffer for reading only");
+        return refuse(u, errc::buffer_acquired, "the memory is lent for reading only");
       if (u.reads && !readable)
         if (auto error = u.memory->check_readable(lock, u.begin, u.end, u.accepted); error)
           return error;

@@ -6,6 +6,7 @@
 #include "foundation/log.hpp"
 #include "operation/admission_lock.hpp"
 #include "operation/use_of.hpp"
+#include "sharing/lend_operation.hpp"
 #include "sharing/memory_exchange.hpp" // for memory()
 
 namespace troupe::detail {
@@ -170,12 +171,31 @@ caf::expected<any_gpu_ref> device_core::adopt(void* memory, std::size_t count, d
                                               std::function<void(void*)> deleter) const {
   if (auto error = check("adopt"); error)
     return error;
-  if (memory == nullptr || !deleter)
-    return refuse("adopt", errc::invalid_argument,
-                  memory == nullptr ? "the memory to adopt is null" : "the deleter is empty");
+  if (!deleter)
+    return refuse("adopt", errc::invalid_argument, "the deleter is empty");
+  return adopt_as(memory, count, type, [&](device_state& home, std::size_t size_bytes) {
+    return home.make_buffer(memory, size_bytes, std::move(deleter));
+  });
+}
+
+caf::expected<any_gpu_ref> device_core::adopt_read_only(void* memory, std::size_t count, dtype type,
+                                                        std::function<void(void*)> deleter) const {
+  if (auto error = check("adopt"); error)
+    return error;
+  return adopt_as(memory, count, type, [&](device_state& home, std::size_t size_bytes) {
+    return home.make_buffer(
+        {memory, size_bytes, true,
+         [memory, deleter = std::move(deleter)](const auto&) { deleter(memory); }});
+  });
+}
+
+caf::expected<any_gpu_ref> device_core::adopt_as(void* memory, std::size_t count, dtype type,
+                                                 const buffer_maker& make) const {
+  if (memory == nullptr)
+    return refuse("adopt", errc::invalid_argument, "the memory to adopt is null");
   if (auto error = check("adopt", type); error)
     return error;
-  if (worker_->is_remote())
+  if (is_remote())
     return refuse("adopt", errc::not_supported, "the device lives in another process");
   if (count > SIZE_MAX / size_of(type))
     return refuse("adopt", errc::invalid_argument, size_overflows(count, type));
@@ -192,8 +212,15 @@ caf::expected<any_gpu_ref> device_core::adopt(void* memory, std::size_t count, d
   admission_lock lock;
   if (auto phase = state().phase(); phase != device_phase::ready)
     return refuse("adopt", errc::unavailable, device_is(phase));
-  return any_gpu_ref{worker_->shared_state()->make_buffer(memory, size_bytes, std::move(deleter)),
-                     type, 0, count};
+  return any_gpu_ref{make(*shared_state(), size_bytes), type, 0, count};
+}
+
+device_core::answer<nothing> device_core::lend(const any_gpu_ref& ref, access_mode mode,
+                                               const request_options& options) const {
+  auto error = check("lend", ref);
+  if (!error && is_remote())
+    error = refuse("lend", errc::not_supported, "the device lives in another process");
+  return start<lend_operation>("lend", std::move(error), options, "lend", ref, mode);
 }
 
 caf::error device_core::check_user(const char* verb, const any_gpu_ref& ref) const {

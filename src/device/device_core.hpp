@@ -41,6 +41,10 @@ public:
   const std::shared_ptr<device_state>& shared_state() const noexcept {
     return worker_->shared_state();
   }
+  /// Returns whether the device, which must exist, is in another process.
+  bool is_remote() const noexcept { return worker_->is_remote(); }
+  /// Returns whether the streams and the memory of the device, which must exist, are CUDA's.
+  bool runs_cuda() const noexcept { return worker_->runs_cuda(); }
 
   template <class T> using answer = std::shared_ptr<operation_of<T>>;
 
@@ -71,6 +75,13 @@ public:
   /// @errors errc::unavailable: the device is not ready
   caf::expected<any_gpu_ref> adopt(void* memory, std::size_t count, dtype type,
                                    std::function<void(void*)> deleter) const;
+  /// The same for memory that may only be read.
+  caf::expected<any_gpu_ref> adopt_read_only(void* memory, std::size_t count, dtype type,
+                                             std::function<void(void*)> deleter) const;
+  /// Completes when no earlier work uses the buffer, which the caller then holds.
+  /// @errors errc::not_supported: the device is in another process
+  answer<nothing> lend(const any_gpu_ref& ref, access_mode mode,
+                       const request_options& options) const;
   answer<nothing> acquire(const any_gpu_ref& ref, access_mode mode, CUstream_st* user,
                           const request_options& options) const;
   answer<nothing> release(const any_gpu_ref& ref, access_mode mode, CUstream_st* user,
@@ -91,6 +102,10 @@ private:
   caf::error check_launch(const std::vector<any_gpu_ref>& reads,
                           const std::vector<any_gpu_ref>& writes) const;
   caf::error check_user(const char* verb, const any_gpu_ref& ref) const;
+  /// Makes the buffer for adopted memory.
+  using buffer_maker = std::function<std::shared_ptr<buffer>(device_state& home, std::size_t size)>;
+  caf::expected<any_gpu_ref> adopt_as(void* memory, std::size_t count, dtype type,
+                                      const buffer_maker& make) const;
   /// Returns the error that refuses a request to the device, which must exist.
   caf::error refuse(const char* verb, errc code, std::string detail) const;
   clock::time_point deadline_of(const request_options& options) const;

@@ -168,6 +168,8 @@ private:
 class release_operation final : public operation_of<nothing> {
 public:
   release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user);
+  /// Never refused for lack of room: it gives something back.
+  bool bounded() const noexcept override { return false; }
   bool marks_skipped() const noexcept override { return false; }
   caf::error on_admit(locked lock, queue_bound bound) override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;

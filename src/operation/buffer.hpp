@@ -133,7 +133,7 @@ std::vector<unreadable_range> cut_out(std::vector<unreadable_range>& all, std::s
 inline bool reads(access_mode mode) noexcept { return mode != access_mode::write; }
 inline bool writes(access_mode mode) noexcept { return mode != access_mode::read; }
 
-/// Memory that another process lends.
+/// Memory that another process, or foreign code of this one, lends.
 struct borrowed_memory {
   void* address = nullptr;
   std::size_t size_bytes = 0;
@@ -165,7 +165,7 @@ public:
 
   /// Returns true once the generation of this memory has ended.
   bool stale() const noexcept;
-  /// Returns whether another process lends the memory for reading only.
+  /// Returns whether the memory is lent for reading only.
   bool read_only() const noexcept { return read_only_; }
 
   /// Returns no error if no byte of [begin, end) is indeterminate.
@@ -193,8 +193,8 @@ public:
   /// The uses of this buffer; under the admission lock.
   access_list accesses;
 
-  /// Holds of user streams (`acquire` without `release` so far, also pending ones) and of other
-  /// processes (`claim`); under the admission lock.
+  /// Holds of user streams (`acquire` without `release` so far, also pending ones), of foreign code
+  /// (`lent_memory`) and of other processes (`claim`); under the admission lock.
   int acquired_for_reading = 0;
   bool acquired_for_writing = false;
   /// The number of holds that are granted and can be released.

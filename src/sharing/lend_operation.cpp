@@ -10,8 +10,8 @@ namespace troupe::detail {
 
 memory_lease::~memory_lease() { memory_->give_back(admission_lock{}, mode_); }
 
-lend_operation::lend_operation(any_gpu_ref ref, access_mode mode)
-    : operation_of("claim", 1), ref_(std::move(ref)), mode_(mode) {
+lend_operation::lend_operation(const char* verb, any_gpu_ref ref, access_mode mode)
+    : operation_of(verb, 1), ref_(std::move(ref)), mode_(mode) {
   parts()[0].stream = stream_kind::lend; // it may wait for a long time
   add_use(use_of(ref_, reads(mode), writes(mode)));
 }

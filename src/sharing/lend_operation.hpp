@@ -26,12 +26,13 @@ private:
   const access_mode mode_;
 };
 
-/// Finishes when no earlier work uses the memory. If it succeeds, the requester makes a
-/// `memory_lease`, and another process has the buffer until that is destroyed. Indeterminate or
-/// skipped ranges stay so.
+/// Finishes when no earlier work uses the memory. If it succeeds, the requester holds the buffer,
+/// for another process (`memory_lease`) or for foreign code of this one, until it gives it back.
+/// Indeterminate or skipped ranges stay so.
 class lend_operation final : public operation_of<nothing> {
 public:
-  lend_operation(any_gpu_ref ref, access_mode mode);
+  /// `verb`: the request for which the memory is lent; of static lifetime.
+  lend_operation(const char* verb, any_gpu_ref ref, access_mode mode);
   bool marks_skipped() const noexcept override { return false; }
   caf::error on_admit(locked lock, queue_bound bound) override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;

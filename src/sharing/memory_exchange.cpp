@@ -102,7 +102,7 @@ void memory_exchange::lend(int to, const memory_note& note) {
   auto on = owner_.lane_of(to);
   if (!on)
     return refuse(to, note.number, on.error());
-  auto how = std::make_shared<lend_operation>(*what, note.mode);
+  auto how = std::make_shared<lend_operation>("claim", *what, note.mode);
   how->parts()[0].on = on->get();
   bool is_new = false;
   {

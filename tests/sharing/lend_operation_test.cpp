@@ -37,7 +37,7 @@ constexpr std::size_t size = 64;
 
 std::shared_ptr<lend_operation> lend(const core_system& system, const any_gpu_ref& memory,
                                      access_mode mode) {
-  auto result = std::make_shared<lend_operation>(memory, mode);
+  auto result = std::make_shared<lend_operation>("claim", memory, mode);
   result->parts()[0].on = system.lane().get();
   result->deadline = detail::clock::now() + testing::patience;
   system.runtime()->start(result);
