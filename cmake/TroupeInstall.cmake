@@ -14,11 +14,15 @@ install(TARGETS troupe troupe_testing
   FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 
 # Not in the header set, whose headers are compiled each: they need headers that are not ours.
-install(
-  FILES
-    "${PROJECT_SOURCE_DIR}/include/troupe/cuda_error.hpp"
-    "${PROJECT_SOURCE_DIR}/include/troupe/stdexec.hpp"
+install(FILES
+  "${PROJECT_SOURCE_DIR}/include/troupe/cuda_error.hpp"
+  "${PROJECT_SOURCE_DIR}/include/troupe/cuda_resource.hpp"
+  "${PROJECT_SOURCE_DIR}/include/troupe/dlpack.hpp"
+  "${PROJECT_SOURCE_DIR}/include/troupe/rmm.hpp"
+  "${PROJECT_SOURCE_DIR}/include/troupe/stdexec.hpp"
   DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/troupe")
+install(FILES "${PROJECT_SOURCE_DIR}/include/troupe/detail/device_resource.hpp"
+  DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/troupe/detail")
 
 install(EXPORT troupeTargets NAMESPACE troupe:: DESTINATION "${troupe_package_dir}")
 export(EXPORT troupeTargets NAMESPACE troupe::

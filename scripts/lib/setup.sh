@@ -14,7 +14,7 @@ fail() {
 tools=("cmake cmake" "ninja ninja-build" "c++ g++")
 headers=("caf/all.hpp libcaf-dev" "caf/io/all.hpp libcaf-dev" "spdlog/spdlog.h libspdlog-dev"
   "CLI/CLI.hpp libcli11-dev" "nlohmann/json.hpp nlohmann-json3-dev" "openssl/ssl.h libssl-dev")
-test_headers=("gtest/gtest.h libgtest-dev" "gmock/gmock.h libgmock-dev")
+test_headers=("gtest/gtest.h libgtest-dev" "gmock/gmock.h libgmock-dev" "dlpack/dlpack.h libdlpack-dev")
 # Installed together with the others, but no reason to install anything.
 extras=(ccache pkg-config)
 
