@@ -1,13 +1,18 @@
 /// Memory of a device as a DLPack tensor, and DLPack tensors as memory of a device: without a copy.
-/// The program provides dlpack/dlpack.h, of any version, or has included it, or ATen/dlpack.h, from
-/// elsewhere before. troupe/troupe.hpp does not include this header.
+/// The program provides dlpack/dlpack.h, of any version from 0.6 on. If PyTorch is in the include
+/// path, its ATen/dlpack.h is used, since PyTorch needs its own version. troupe/troupe.hpp does not
+/// include this header.
 #pragma once
 
 #include <troupe/detail/tensor_exchange.hpp>
 #include <troupe/device.hpp>
 
-#ifndef DLPACK_DLPACK_H_
+#ifndef DLPACK_DLPACK_H_ // the program may have included another copy
+#if __has_include(<ATen/dlpack.h>) && !defined(TORCH_STABLE_ONLY) && !defined(TORCH_TARGET_VERSION)
+#include <ATen/dlpack.h>
+#else
 #include <dlpack/dlpack.h>
+#endif
 #endif
 
 #include <cstddef>
