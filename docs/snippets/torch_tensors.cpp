@@ -20,6 +20,7 @@
 
 namespace {
 
+// [stream]
 /// PyTorch's current stream for a tensor; none on the CPU.
 std::optional<CUstream_st*> stream_of(const torch::Tensor& x) {
   if (!x.is_cuda())
@@ -27,7 +28,9 @@ std::optional<CUstream_st*> stream_of(const torch::Tensor& x) {
   const auto stream = c10::impl::VirtualGuardImpl{c10::DeviceType::CUDA}.getStream(x.device());
   return static_cast<CUstream_st*>(stream.native_handle());
 }
+// [stream]
 
+// [handle]
 /// The memory of a contiguous tensor as a handle, which keeps the tensor alive. Requests on it wait
 /// for what PyTorch has put into its stream so far.
 caf::expected<troupe::gpu_ref<float>> handle_of(const troupe::device& where,
@@ -35,7 +38,9 @@ caf::expected<troupe::gpu_ref<float>> handle_of(const troupe::device& where,
   troupe::dlpack_ptr tensor{at::toDLPackVersioned(x)};
   return troupe::from_dlpack<float>(where, std::move(tensor), {.stream = stream_of(x)});
 }
+// [handle]
 
+// [tensor]
 /// Memory as a tensor, whose last copy gives it back. Until then requests on it are refused.
 caf::expected<torch::Tensor> tensor_of(const troupe::device& where,
                                        const troupe::gpu_ref<float>& ref,
@@ -46,14 +51,17 @@ caf::expected<torch::Tensor> tensor_of(const troupe::device& where,
     return tensor.error();
   return at::fromDLPackVersioned(tensor->release());
 }
+// [tensor]
 
 /// Sums a tensor of each rank in place. Returns the number of wrong elements.
 caf::expected<std::int64_t> sum_tensors(const troupe::world& world,
                                         const std::vector<torch::Tensor>& tensors) {
   auto want = torch::zeros_like(tensors[0], torch::kCPU); // PyTorch's own sum
+  for (auto& x : tensors)
+    want += x.cpu();
+  // [sum]
   std::vector<troupe::gpu_ref<float>> refs;
   for (std::size_t rank = 0; rank < world.size(); ++rank) {
-    want += tensors[rank].cpu();
     auto ref = handle_of(world.device_of(rank), tensors[rank]);
     if (!ref)
       return ref.error();
@@ -61,6 +69,7 @@ caf::expected<std::int64_t> sum_tensors(const troupe::world& world,
   }
   if (auto done = world.all_reduce(refs).wait(); !done) // then PyTorch may use them in any stream
     return done.error();
+  // [sum]
   std::int64_t wrong = 0;
   for (auto& x : tensors)
     wrong += torch::isclose(x.cpu(), want).logical_not().sum().item<std::int64_t>();
@@ -73,6 +82,7 @@ caf::expected<std::int64_t> compute_with_torch(const troupe::device& where,
   auto ref = where.allocate<float>(600);
   if (!ref)
     return ref.error();
+  // [compute]
   where.fill(*ref, 3.0f); // no wait: the tensor comes after it
   {
     auto x = tensor_of(where, *ref, {20, 30}, stream);
@@ -81,6 +91,7 @@ caf::expected<std::int64_t> compute_with_torch(const troupe::device& where,
     x->mul_(2).add_(1);
   } // the tensor is gone: the download waits for PyTorch's stream
   auto result = where.download(*ref);
+  // [compute]
   if (!result)
     return result.error();
   std::int64_t wrong = 0;
