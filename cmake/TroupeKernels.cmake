@@ -45,10 +45,8 @@ function(troupe_embed_kernels target file)
       -MD -MF "${fatbin}.d" -o "${fatbin}" "${source}"
     MAIN_DEPENDENCY "${source}" DEPFILE "${fatbin}.d"
     COMMENT "Compiling the device code of ${name}.cu" VERBATIM)
-  set(script "${PROJECT_SOURCE_DIR}/cmake/embed_file.cmake")
-  add_custom_command(OUTPUT "${array}"
-    COMMAND "${CMAKE_COMMAND}" "-DFILE=${fatbin}" "-DNAME=troupe_${name}_image" "-DOUTPUT=${array}"
-      -P "${script}"
-    DEPENDS "${fatbin}" "${script}" VERBATIM)
-  target_sources(${target} PRIVATE "${array}")
+  configure_file("${PROJECT_SOURCE_DIR}/cmake/kernel_image.cpp.in" "${array}" @ONLY)
+  set_source_files_properties("${array}" PROPERTIES
+    OBJECT_DEPENDS "${fatbin}" SKIP_UNITY_BUILD_INCLUSION ON)
+  target_sources(${target} PRIVATE "${array}" "${fatbin}")
 endfunction()

@@ -3,9 +3,12 @@
 #   troupe_target_defaults(<target>)
 #       C++20, warnings, and TROUPE_HAS_CUDA=1 if the CUDA backend is built.
 #
-#   troupe_add_module(<folder> [USES <module>...] SOURCES <file>... [LIBRARY <library>])
+#   troupe_add_module(<folder> [USES <module>...] SOURCES <file>... [ALONE <file>...]
+#                     [LIBRARY <library>])
 #       A module of the library: an object library, whose objects are part of LIBRARY, by default
 #       troupe. USES lists the modules whose headers its files may include (scripts/check-layers).
+#       With TROUPE_UNITY, its files are compiled as one. ALONE lists those of SOURCES that have
+#       names in common with others, and are always compiled by themselves.
 #
 #   troupe_add_program(<name> SOURCES <file>... [LIBS <library>...])
 #       A program that links troupe.
@@ -51,7 +54,7 @@ function(troupe_target_defaults target)
 endfunction()
 
 function(troupe_add_module folder)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY" "USES;SOURCES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY" "USES;SOURCES;ALONE")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "troupe_add_module(${folder}): unknown argument ${arg_UNPARSED_ARGUMENTS}")
   endif()
@@ -61,7 +64,20 @@ function(troupe_add_module folder)
   string(REPLACE "/" "_" name "troupe_${folder}")
   add_library(${name} OBJECT ${arg_SOURCES})
   troupe_target_defaults(${name})
-  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  set_target_properties(${name} PROPERTIES
+    POSITION_INDEPENDENT_CODE ON
+    UNITY_BUILD ${TROUPE_UNITY}
+    UNITY_BUILD_BATCH_SIZE 0)
+  if(TROUPE_UNITY)
+    # About names that files have in common; their own builds check the rest.
+    target_compile_options(${name} PRIVATE -Wno-shadow -Wno-subobject-linkage)
+  endif()
+  foreach(file IN LISTS arg_ALONE)
+    if(NOT file IN_LIST arg_SOURCES)
+      message(FATAL_ERROR "troupe_add_module(${folder}): ${file} is in ALONE, but not in SOURCES")
+    endif()
+    set_source_files_properties(${file} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  endforeach()
   target_include_directories(${name} PRIVATE
     "${PROJECT_SOURCE_DIR}/include" "${CMAKE_CURRENT_SOURCE_DIR}")
   target_link_libraries(${name} PRIVATE CAF::core CAF::io Threads::Threads spdlog::spdlog)

@@ -13,8 +13,9 @@ fail() {
 # The commands and headers that the build needs, each with Debian's and Ubuntu's package for it.
 tools=("cmake cmake" "ninja ninja-build" "c++ g++")
 headers=("caf/all.hpp libcaf-dev" "caf/io/all.hpp libcaf-dev" "spdlog/spdlog.h libspdlog-dev"
-  "CLI/CLI.hpp libcli11-dev" "nlohmann/json.hpp nlohmann-json3-dev" "openssl/ssl.h libssl-dev")
-test_headers=("gtest/gtest.h libgtest-dev" "gmock/gmock.h libgmock-dev" "dlpack/dlpack.h libdlpack-dev")
+  "CLI/CLI.hpp libcli11-dev" "openssl/ssl.h libssl-dev")
+test_headers=("nlohmann/json.hpp nlohmann-json3-dev" "gtest/gtest.h libgtest-dev" "gmock/gmock.h libgmock-dev"
+  "dlpack/dlpack.h libdlpack-dev")
 # Installed together with the others, but no reason to install anything.
 extras=(ccache pkg-config)
 
@@ -68,13 +69,14 @@ install_packages() {
     fail "apt could not install what is missing; try it by hand: $by_hand."
 }
 
-# configure PRESET: uses the CAF that apt installs. The whole output is in the build folder, and
-# shown on failure.
+# configure PRESET [OPTION...]: uses the CAF that apt installs. The whole output is in the build
+# folder, and shown on failure.
 configure() {
-  local log="build/$1/configure.log"
-  mkdir -p "build/$1"
-  say "configuring (preset $1)"
-  cmake --preset "$1" -DTROUPE_CAF=0.17 >"$log" 2>&1 || {
+  local preset=$1 log="build/$1/configure.log"
+  shift
+  mkdir -p "build/$preset"
+  say "configuring (preset $preset)"
+  cmake --preset "$preset" -DTROUPE_CAF=0.17 "$@" >"$log" 2>&1 || {
     cat "$log"
     fail "the configuration failed; its output is above."
   }
