@@ -1,5 +1,6 @@
 # Install rules, the package's configuration for the install tree and for the build tree, and
-# troupe.pc.
+# troupe.pc. The components: troupe_runtime (shared libraries), troupe_dev (what compiling and
+# linking needs) and troupe_tools (programs).
 
 include(CMakePackageConfigHelpers)
 
@@ -8,10 +9,11 @@ set(troupe_build_package_dir "${PROJECT_BINARY_DIR}/${troupe_package_dir}")
 
 install(TARGETS troupe troupe_testing
   EXPORT troupeTargets
-  ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
-  LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
-  RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}"
-  FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+  ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT troupe_dev
+  LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT troupe_runtime
+    NAMELINK_COMPONENT troupe_dev
+  RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT troupe_runtime
+  FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT troupe_dev)
 
 # Not in the header set, whose headers are compiled each: they need headers that are not ours.
 install(FILES
@@ -20,11 +22,12 @@ install(FILES
   "${PROJECT_SOURCE_DIR}/include/troupe/dlpack.hpp"
   "${PROJECT_SOURCE_DIR}/include/troupe/rmm.hpp"
   "${PROJECT_SOURCE_DIR}/include/troupe/stdexec.hpp"
-  DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/troupe")
+  DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/troupe" COMPONENT troupe_dev)
 install(FILES "${PROJECT_SOURCE_DIR}/include/troupe/detail/device_resource.hpp"
-  DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/troupe/detail")
+  DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/troupe/detail" COMPONENT troupe_dev)
 
-install(EXPORT troupeTargets NAMESPACE troupe:: DESTINATION "${troupe_package_dir}")
+install(EXPORT troupeTargets NAMESPACE troupe:: DESTINATION "${troupe_package_dir}"
+  COMPONENT troupe_dev)
 export(EXPORT troupeTargets NAMESPACE troupe::
   FILE "${troupe_build_package_dir}/troupeTargets.cmake")
 
@@ -49,19 +52,21 @@ install(FILES
   "${troupe_build_package_dir}/troupeConfig.cmake"
   "${troupe_build_package_dir}/troupeConfigVersion.cmake"
   "${PROJECT_SOURCE_DIR}/cmake/FindCAF.cmake"
-  DESTINATION "${troupe_package_dir}")
+  DESTINATION "${troupe_package_dir}" COMPONENT troupe_dev)
 
-# troupe.pc: Libs has the libraries that users of the headers need. Libraries that only troupe needs
-# are private for a shared library. A static one does not link without them, with or without
+# troupe.pc: Libs has the libraries that users of the headers need. A shared library brings those
+# that only troupe needs. A static one does not link without them, with or without
 # `pkg-config --static`.
-set(troupe_pc_shared "$<STREQUAL:$<TARGET_PROPERTY:troupe,TYPE>,SHARED_LIBRARY>")
 set(troupe_pc_private "")
-if(TROUPE_HAS_CUDA)
-  list(TRANSFORM CMAKE_DL_LIBS PREPEND "-l" OUTPUT_VARIABLE troupe_pc_private)
-endif()
-set(troupe_pc_requires "spdlog")
-if(TROUPE_HAS_HOSTS)
-  string(APPEND troupe_pc_requires ", openssl")
+set(troupe_pc_requires "")
+if(troupe_static)
+  if(TROUPE_HAS_CUDA)
+    list(TRANSFORM CMAKE_DL_LIBS PREPEND "-l" OUTPUT_VARIABLE troupe_pc_private)
+  endif()
+  set(troupe_pc_requires "spdlog")
+  if(TROUPE_HAS_HOSTS)
+    string(APPEND troupe_pc_requires ", openssl")
+  endif()
 endif()
 # The relative path from the folder of troupe.pc to the prefix.
 set(troupe_pc_prefix "/${CMAKE_INSTALL_LIBDIR}/pkgconfig")
@@ -72,4 +77,8 @@ configure_file("${PROJECT_SOURCE_DIR}/cmake/troupe.pc.in" "${PROJECT_BINARY_DIR}
 file(GENERATE OUTPUT "${PROJECT_BINARY_DIR}/pkgconfig/$<CONFIG>/troupe.pc"
      INPUT "${PROJECT_BINARY_DIR}/troupe.pc.in" TARGET troupe)
 install(FILES "${PROJECT_BINARY_DIR}/pkgconfig/$<CONFIG>/troupe.pc"
-  DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+  DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig" COMPONENT troupe_dev)
+
+if(PROJECT_IS_TOP_LEVEL)
+  include(TroupePackages)
+endif()

@@ -83,13 +83,20 @@ configure() {
   grep '^-- troupe ' "$log" || true
 }
 
-# build PRESET [OPTION...]: with one job for each core, if each job has 1.5 GiB of memory.
-build() {
-  local preset=$1 jobs by_memory
-  shift
+# Prints the number of jobs to compile with: one for each core, if each has 1.5 GiB of memory.
+count_jobs() {
+  local jobs by_memory
   jobs=$(nproc)
   by_memory=$(awk '/^MemAvailable:/ { print int($2 / 1572864) }' /proc/meminfo)
   ((by_memory >= jobs)) || jobs=$((by_memory > 0 ? by_memory : 1))
+  echo "$jobs"
+}
+
+# build PRESET [OPTION...]
+build() {
+  local preset=$1 jobs
+  shift
+  jobs=$(count_jobs)
   say "building with $jobs jobs (the first time takes some minutes)"
   NINJA_STATUS='[%f/%t, %es] ' cmake --build --preset "$preset" --parallel "$jobs" "$@" ||
     fail "the build failed; the first error is above."
