@@ -1,0 +1,140 @@
+// Devices in worker processes; a program whose actors run in the workers, beside their devices; and
+// device memory that such an actor lends to its parent.
+
+#include "checks.hpp"
+#include <troupe/troupe.hpp>
+
+#include <caf/all.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <iostream>
+#include <utility>
+#include <vector>
+
+using namespace std::chrono_literals;
+using snippets::check;
+using snippets::must;
+
+namespace {
+
+constexpr std::size_t count = 1000;
+
+// [train]
+/// Runs in the worker of one rank, on a thread of its own.
+caf::error train(const troupe::program_place& place, caf::blocking_actor* self) {
+  auto grads = place.rank.where().allocate<float>(count);
+  if (!grads)
+    return grads.error();
+  place.rank.where().fill(*grads, static_cast<float>(place.rank.index() + 1));
+  const troupe::request_options now{.membership = place.rank.status().membership};
+  auto sum = place.rank.all_reduce(*grads, troupe::reduce_op::sum, now).wait();
+  if (!sum)
+    return sum.error();
+  // [train]
+  // [offer]
+  auto token =
+      place.rank.where().offer(*grads); // keeps the memory for 10 s, or until it is claimed
+  if (!token)
+    return token.error();
+  std::vector<std::uint8_t> bytes(sizeof *token);
+  std::memcpy(bytes.data(), &*token, sizeof *token);
+  if (auto error = place.report(std::move(bytes)))
+    return error;
+  // [offer]
+  self->receive([](const troupe::program_message&) {}); // keeps the memory until the parent has it
+  return {};
+}
+
+void check_reports(caf::scoped_actor& self, caf::actor_system& sys, std::size_t ranks) {
+  std::size_t reports = 0;
+  while (reports < ranks)
+    // [claim]
+    self->receive(
+        [&](const troupe::program_report& report) {
+          troupe::gpu_token token;
+          if (report.bytes.size() != sizeof token)
+            return;
+          std::memcpy(&token, report.bytes.data(), sizeof token);
+          auto device = troupe::device::open(sys, token.device);
+          auto there = must(std::move(device)).claim<float>(token); // a handle to read from
+          // [claim]
+          const auto sum = static_cast<float>(ranks * (ranks + 1) / 2);
+          auto source = must(std::move(there));
+          check(must(must(troupe::device::open(sys, source.device())).download(source)) ==
+                    std::vector<float>(count, sum),
+                "the sum of a program");
+          ++reports;
+        },
+        [](const troupe::program_ended& x) { must(x.why); },
+        [](const troupe::world_status& x) {
+          check(x.phase != troupe::world_phase::failed, "the world");
+        });
+}
+
+// [main]
+int run(int argc, char** argv) {
+  troupe::register_program("train", [](const troupe::program_place& place) {
+    return troupe::spawn_program(place, [place](caf::blocking_actor* self) {
+      if (auto why = train(place, self))
+        self->fail_state(why); // the parent gets it in `program_ended`
+    });
+  });
+  if (auto status = troupe::worker_main(argc, argv)) // this program is its own worker, too
+    return *status;
+  troupe::config cfg;
+  if (auto error = cfg.parse(argc, argv)) {
+    std::cerr << troupe::describe(error) << '\n';
+    return 1;
+  }
+  cfg.placement = troupe::placement::worker_process; // or --troupe.placement=worker
+  caf::actor_system sys{cfg};
+  // [main]
+  {
+    // [world]
+    troupe::world_config config;
+    config.devices = troupe::all_devices(sys);
+    config.limits.standby = troupe::standby_policy::full; // a warm spare for each device
+    auto world = troupe::world::open(sys, config);        // everything else is as in one process
+    // [world]
+    const auto w = must(std::move(world));
+    const auto refs = must(w.allocate<float>(count));
+    for (std::size_t rank = 0; rank < w.size(); ++rank)
+      w.device_of(rank).fill(refs[rank], 1);
+    must(w.all_reduce(refs).wait());
+    check(must(w.device_of(1).download(refs[1]))[count - 1] == static_cast<float>(w.size()),
+          "the sum over workers");
+  }
+  const auto ranks = troupe::all_devices(sys).size();
+  caf::scoped_actor self{sys};
+  // [program]
+  troupe::world_config config;
+  config.devices = troupe::all_devices(sys);
+  config.program.name = "train";
+  auto actor = troupe::spawn_nccl_world(sys, config);
+  if (!actor)
+    return 1;
+  troupe::tell(self, *actor, troupe::subscribe{}); // `self` gets what the ranks report
+  // [program]
+  check_reports(self, sys, ranks);
+  troupe::tell(self, *actor, troupe::program_message{});
+  // [shutdown]
+  troupe::tell(self, *actor, troupe::shutdown{}); // nothing else ends such a world
+  // [shutdown]
+  std::cout << "every rank's program was right\n";
+  return 0;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& why) {
+    std::cerr << why.what() << '\n';
+    return 1;
+  }
+}
