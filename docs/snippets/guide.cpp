@@ -365,6 +365,17 @@ void shared(const troupe::world& world, const std::vector<troupe::gpu_ref<float>
   check(must(std::move(half)).count() == count / 2, "the slice");
 }
 
+void records(caf::actor_system& sys, const troupe::world& world) {
+  caf::scoped_actor self{sys};
+  // [record]
+  auto written = troupe::write_flight_record(sys, "flight.json"); // a function
+  troupe::request(self, world, troupe::record_flight{"flight.json"},
+                  2s) // a message, to a world or device
+      .receive([] {}, [](const caf::error& why) { std::cerr << troupe::describe(why) << '\n'; });
+  // [record]
+  must(written.wait());
+}
+
 void run(caf::actor_system& sys) {
   const auto world = must(troupe::world::open(sys, {.devices = {0, 1, 2, 3}}));
   const auto refs = must(world.allocate<float>(count));
@@ -381,6 +392,7 @@ void run(caf::actor_system& sys) {
   copies(sys, world);
   errors(world);
   shared(world, refs);
+  records(sys, world);
 }
 
 } // namespace

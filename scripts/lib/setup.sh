@@ -16,6 +16,8 @@ headers=("caf/all.hpp libcaf-dev" "caf/io/all.hpp libcaf-dev" "spdlog/spdlog.h l
   "CLI/CLI.hpp libcli11-dev" "openssl/ssl.h libssl-dev")
 test_headers=("nlohmann/json.hpp nlohmann-json3-dev" "gtest/gtest.h libgtest-dev" "gmock/gmock.h libgmock-dev"
   "dlpack/dlpack.h libdlpack-dev")
+# Python modules that sphinx-build needs, each with its package. Empty: none.
+sphinx_modules=()
 # Installed together with the others, but no reason to install anything.
 extras=(ccache pkg-config)
 
@@ -24,6 +26,12 @@ missing_packages() {
   local pair
   for pair in "${tools[@]}"; do
     command -v "${pair% *}" >/dev/null || echo "${pair#* }"
+  done
+  local python
+  python=$(sed -n '1s/^#! *//p' "$(command -v sphinx-build || echo /dev/null)")
+  for pair in "${sphinx_modules[@]}"; do
+    # shellcheck disable=SC2086 # it may be "/usr/bin/env python3"
+    ${python:-false} -c "import ${pair% *}" >/dev/null 2>&1 || echo "${pair#* }"
   done
   local cxx=${CXX:-c++}
   if ! command -v "$cxx" >/dev/null; then
@@ -100,6 +108,13 @@ build() {
   say "building with $jobs jobs (the first time takes some minutes)"
   NINJA_STATUS='[%f/%t, %es] ' cmake --build --preset "$preset" --parallel "$jobs" "$@" ||
     fail "the build failed; the first error is above."
+}
+
+# build_site PRESET: the guide and the reference, as HTML. A warning is an error.
+build_site() {
+  say "building the site: build/$1/site/index.html"
+  cmake --build --preset "$1" --target docs ||
+    fail "the site could not be built; the warnings are above."
 }
 
 # Prints the number of NVIDIA GPUs that this machine shows.

@@ -1,4 +1,4 @@
-"""Runs the recipe for certificates in docs/guide.md, and checks what the certificates are good for.
+"""Runs the recipe for certificates in docs/recipes/hosts.md, and checks what the certificates are good for.
 
 Usage: certificate_recipe.py TOP   TOP: the top of the project
 """
@@ -15,7 +15,7 @@ SKIPPED = 77
 
 def recipes(top):
     """Returns the commands that make certificates, and those that revoke one."""
-    text = (top / 'docs' / 'guide.md').read_text(encoding='utf-8')
+    text = (top / 'docs' / 'recipes' / 'hosts.md').read_text(encoding='utf-8')
     text = text[text.index('The operator provides the certificates'):]
     return re.findall(r'```sh\n(.*?)```', text, re.DOTALL)[:2]
 
