@@ -21,7 +21,7 @@ set(DOXYGEN_ALIASES
   [[source=\par Source:^^]])
 set(DOXYGEN_INPUT_FILTER "sed -f ${PROJECT_SOURCE_DIR}/cmake/file_comments.sed")
 set(DOXYGEN_EXTRACT_ALL YES) # namespaces have no comments of their own
-set(DOXYGEN_EXCLUDE_SYMBOLS "troupe::detail" "troupe::detail::*")
+set(DOXYGEN_EXCLUDE_SYMBOLS "troupe::detail" "troupe::detail::*" "troupe::inspect")
 set(DOXYGEN_WARN_AS_ERROR FAIL_ON_WARNINGS)
 set(DOXYGEN_WARN_IF_UNDOCUMENTED NO)
 set(DOXYGEN_WARN_IF_INCOMPLETE_DOC NO) # comments need not name each parameter
@@ -33,14 +33,17 @@ set(DOXYGEN_QUIET YES)
 set(DOXYGEN_OUTPUT_DIRECTORY "${TROUPE_SITE_DIR}")
 set(DOXYGEN_HTML_OUTPUT reference)
 set(DOXYGEN_GENERATE_TAGFILE "${reference_tags}")
+set(DOXYGEN_HTML_EXTRA_STYLESHEET "${PROJECT_SOURCE_DIR}/docs/site/reference.css")
+set(DOXYGEN_SHOW_INCLUDE_FILES NO)
 set(DOXYGEN_HAVE_DOT NO)
-doxygen_add_docs(docs_reference "${PROJECT_SOURCE_DIR}/include/troupe"
+doxygen_add_docs(docs_reference
+  "${PROJECT_SOURCE_DIR}/include/troupe" "${PROJECT_SOURCE_DIR}/docs/site/reference_main.dox"
   COMMENT "The reference, with Doxygen")
 
 add_custom_target(docs
   COMMAND "${CMAKE_COMMAND}" -E env
     "TROUPE_VERSION=${PROJECT_VERSION}" "TROUPE_REFERENCE_TAGS=${reference_tags}"
-    "${TROUPE_SPHINX}" -W --keep-going -q -b html -d "${PROJECT_BINARY_DIR}/site.doctrees"
+    "${TROUPE_SPHINX}" -E -a -W --keep-going -q -b html -d "${PROJECT_BINARY_DIR}/site.doctrees"
     -c "${PROJECT_SOURCE_DIR}/docs/site" "${PROJECT_SOURCE_DIR}/docs" "${TROUPE_SITE_DIR}"
   COMMENT "The guide, with Sphinx: ${TROUPE_SITE_DIR}/index.html"
   VERBATIM)

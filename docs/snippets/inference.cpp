@@ -117,8 +117,9 @@ private:
     if (outputs) {
       for (std::size_t i = 0; i < batch.size(); ++i)
         batch[i].answer.deliver(troupe::host_buffer{std::vector<float>{(*outputs)[i]}});
-    } else if (on.model.stale()) {                                   // the device was lost or reset
-      waiting_.insert(waiting_.begin(), batch.begin(), batch.end()); // for the other replica
+    } else if (on.model.stale()) { // the device was lost or reset
+      // The other replica has to do it.
+      waiting_.insert(waiting_.begin(), batch.begin(), batch.end());
       dispatch();
       co_await load(on);
       co_return;

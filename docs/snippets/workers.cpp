@@ -75,14 +75,16 @@ void check_reports(caf::scoped_actor& self, caf::actor_system& sys, std::size_t 
         });
 }
 
-// [main]
 int run(int argc, char** argv) {
+  // [register]
   troupe::register_program("train", [](const troupe::program_place& place) {
     return troupe::spawn_program(place, [place](caf::blocking_actor* self) {
       if (auto why = train(place, self))
         self->fail_state(why); // the parent gets it in `program_ended`
     });
   });
+  // [register]
+  // [main]
   if (auto status = troupe::worker_main(argc, argv)) // this program is its own worker, too
     return *status;
   troupe::config cfg;
@@ -98,7 +100,7 @@ int run(int argc, char** argv) {
     troupe::world_config config;
     config.devices = troupe::all_devices(sys);
     config.limits.standby = troupe::standby_policy::full; // a warm spare for each device
-    auto world = troupe::world::open(sys, config);        // everything else is as in one process
+    auto world = troupe::world::open(sys, config);
     // [world]
     const auto w = must(std::move(world));
     const auto refs = must(w.allocate<float>(count));
