@@ -213,7 +213,8 @@ void as_messages(caf::actor_system& sys, const troupe::world& world) {
     answers.push_back(troupe::request(self, world.rank(r), troupe::all_reduce{{mine}}, 2s));
   }
   for (auto& x : answers)
-    x.receive([](const troupe::collective_done&) {}, [](const caf::error& why) { must(why); });
+    std::move(x).receive([](const troupe::collective_done&) {},
+                         [](const caf::error& why) { must(why); });
 }
 
 void run(caf::actor_system& sys) {

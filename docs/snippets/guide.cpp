@@ -281,8 +281,9 @@ caf::error scale(troupe::launch_context& context, std::span<const troupe::any_gp
 
 void launches_by_name(const troupe::device& device) {
   // [register-call]
-  troupe::register_launch("scale", scale); // at the start of main, before worker_main
+  auto registered = troupe::register_launch("scale", scale); // in main, before worker_main
   // [register-call]
+  must(registered);
   auto x = must(device.allocate<float>(count, true));
   // [launch-by-name]
   const float factor = 2;

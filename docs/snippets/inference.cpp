@@ -63,7 +63,8 @@ struct replica {
   troupe::any_gpu_ref model = {};
   troupe::any_gpu_ref input = {};
   troupe::any_gpu_ref output = {};
-  bool idle = false; // loaded, and without a batch
+  bool loaded = false;
+  std::vector<question> batch = {}; // that it works on; empty: it is idle
 };
 // [replica]
 
@@ -88,15 +89,23 @@ public:
             troupe::runs_tasks()};
   }
 
+  /// Leaves no question without an answer.
+  void on_exit() override {
+    const auto why = troupe::make_error(troupe::errc::unavailable, "the service has ended");
+    for (auto& x : std::exchange(waiting_, {}))
+      x.answer.deliver(why);
+    for (auto& replica : replicas_)
+      for (auto& x : std::exchange(replica.batch, {}))
+        x.answer.deliver(why);
+  }
+
 private:
   /// Gives each idle replica what waits now. While all are busy, the next batch grows.
   void dispatch() {
     for (auto& x : replicas_)
-      if (x.idle)
-        if (auto batch = next_batch(); !batch.empty()) {
-          x.idle = false;
-          troupe::start(serve(x, std::move(batch)), troupe::executor_of(this));
-        }
+      if (x.loaded && x.batch.empty())
+        if (x.batch = next_batch(); !x.batch.empty())
+          troupe::start(serve(x), troupe::executor_of(this));
   }
 
   std::vector<question> next_batch() {
@@ -112,27 +121,27 @@ private:
   // [service]
 
   // [serve]
-  troupe::task<> serve(replica& on, std::vector<question> batch) {
-    const auto outputs = co_await run(on, batch); // a caf::expected: an error does not end the task
+  troupe::task<> serve(replica& on) {
+    const auto outputs = co_await run(on); // a caf::expected
+    auto batch = std::exchange(on.batch, {});
     if (outputs) {
       for (std::size_t i = 0; i < batch.size(); ++i)
         batch[i].answer.deliver(troupe::host_buffer{std::vector<float>{(*outputs)[i]}});
     } else if (on.model.stale()) { // the device was lost or reset
       // The other replica has to do it.
       waiting_.insert(waiting_.begin(), batch.begin(), batch.end());
-      dispatch();
-      co_await load(on);
-      co_return;
+      on.loaded = false;
+      troupe::start(load(on), troupe::executor_of(this));
     } else {
       for (auto& x : batch)
         x.answer.deliver(outputs.error());
     }
-    on.idle = true;
     dispatch();
   }
 
   /// Three requests that are ordered by their memory, and one wait.
-  troupe::task<std::vector<float>> run(const replica& on, const std::vector<question>& batch) {
+  troupe::task<std::vector<float>> run(const replica& on) {
+    const auto& batch = on.batch;
     std::vector<float> in(largest_batch * inputs);
     auto until = batch.front().until;
     for (std::size_t i = 0; i < batch.size(); ++i) {
@@ -160,7 +169,7 @@ private:
       if (on.device.phase() == troupe::device_phase::failed || !on.model.stale())
         co_return; // this replica is out of service
     }
-    on.idle = true;
+    on.loaded = true;
     dispatch();
   }
 
@@ -207,22 +216,38 @@ void ask(caf::actor_system& sys, const caf::actor& to, const troupe::device& vic
         victim.reset();
     }
     for (std::size_t i = 0; i < answers.size(); ++i)
-      answers[i].receive(
-          [&](const troupe::host_buffer& y) {
-            check(y.as<float>().size() == 1 && y.as<float>()[0] == wanted[i], "an answer");
-          },
-          [](const caf::error& why) { must(why); });
+      std::move(answers[i])
+          .receive(
+              [&](const troupe::host_buffer& y) {
+                check(y.as<float>().size() == 1 && y.as<float>()[0] == wanted[i], "an answer");
+              },
+              [](const caf::error& why) { must(why); });
   }
+  // The service ends while questions wait: each of them gets an answer or an error, and soon.
+  std::vector<decltype(troupe::request(self, to, troupe::host_buffer{}, 10s))> last;
+  for (int i = 0; i < 200; ++i)
+    last.push_back(troupe::request(self, to, troupe::host_buffer{std::vector<float>(inputs)}, 10s));
   self->send_exit(to, caf::exit_reason::user_shutdown);
+  for (auto& x : last)
+    std::move(x).receive([](const troupe::host_buffer&) {},
+                         [](const caf::error& why) {
+                           check(why != caf::sec::request_timeout, "a question without an answer");
+                         });
+}
+
+int report(const caf::error& why) {
+  std::cerr << troupe::describe(why) << '\n';
+  return 1;
 }
 
 int run(int argc, char** argv) {
-  // [main]
-  troupe::register_launch("infer", infer);
-  troupe::register_launch("die", [](troupe::launch_context&, auto, auto, auto) {
+  must(troupe::register_launch("die", [](troupe::launch_context&, auto, auto, auto) {
     std::raise(SIGKILL); // for the test
     return caf::error{};
-  });
+  }));
+  // [main]
+  if (auto error = troupe::register_launch("infer", infer))
+    return report(error);
   if (auto status = troupe::worker_main(argc, argv)) // this program is its own worker, too
     return *status;
   // [main]

@@ -75,23 +75,28 @@ void check_reports(caf::scoped_actor& self, caf::actor_system& sys, std::size_t 
         });
 }
 
+int report(const caf::error& why) {
+  std::cerr << troupe::describe(why) << '\n';
+  return 1;
+}
+
 int run(int argc, char** argv) {
   // [register]
-  troupe::register_program("train", [](const troupe::program_place& place) {
+  auto registered = troupe::register_program("train", [](const troupe::program_place& place) {
     return troupe::spawn_program(place, [place](caf::blocking_actor* self) {
       if (auto why = train(place, self))
         self->fail_state(why); // the parent gets it in `program_ended`
     });
   });
+  if (registered)
+    return report(registered);
   // [register]
   // [main]
   if (auto status = troupe::worker_main(argc, argv)) // this program is its own worker, too
     return *status;
   troupe::config cfg;
-  if (auto error = cfg.parse(argc, argv)) {
-    std::cerr << troupe::describe(error) << '\n';
-    return 1;
-  }
+  if (auto error = cfg.parse(argc, argv))
+    return report(error);
   cfg.placement = troupe::placement::worker_process; // or --troupe.placement=worker
   caf::actor_system sys{cfg};
   // [main]
