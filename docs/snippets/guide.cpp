@@ -175,6 +175,36 @@ void coroutines(caf::actor_system& sys, const troupe::world& world,
   self->wait_for(sys.spawn<stepping>(world, grads));
 }
 
+// [one-rank]
+caf::error sum(const troupe::world_rank& me, const std::vector<float>& data,
+               std::vector<float>& result) {
+  const auto device = me.where();
+  auto x = device.allocate<float>(data.size());
+  if (!x)
+    return x.error();
+  device.upload(*x, data);
+  me.all_reduce(*x);
+  auto done = device.download(*x, result).wait(); // an error if another rank does not come
+  return done ? caf::error{} : done.error();
+}
+// [one-rank]
+
+void one_rank_for_each_thread(const troupe::world& world) {
+  std::vector<std::vector<float>> results(world.size(), std::vector<float>(count));
+  std::vector<caf::error> errors(world.size());
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < world.size(); ++r)
+    threads.emplace_back([&, r] {
+      errors[r] = sum(world.rank(r), std::vector<float>(count, static_cast<float>(r)), results[r]);
+    });
+  for (auto& thread : threads)
+    thread.join();
+  for (std::size_t r = 0; r < world.size(); ++r) {
+    must(errors[r]);
+    check(results[r] == std::vector<float>(count, 0 + 1 + 2 + 3), "the sum of each thread");
+  }
+}
+
 void rank_by_rank(const troupe::world& world, const std::vector<troupe::gpu_ref<float>>& refs) {
   const auto sum = fill_ranks(world, refs);
   // [ranks]
@@ -384,6 +414,7 @@ void run(caf::actor_system& sys) {
   messages(sys, world, refs);
   world_as_an_actor(sys);
   coroutines(sys, world, refs);
+  one_rank_for_each_thread(world);
   rank_by_rank(world, refs);
   groups(world);
   host_memory(world);
