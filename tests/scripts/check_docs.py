@@ -30,6 +30,11 @@ def stray_program(top):
     return 'docs/snippets/stray.cpp: no page shows anything of it'
 
 
+def new_header(top):
+    (top / 'include/troupe/stray.hpp').write_text('#pragma once\n', encoding='utf-8')
+    return 'docs/reference.md: has no link to stray.hpp'
+
+
 def new_error(top):
     replace(top / 'include/troupe/error.hpp', '  cancelled, ', '  withdrawn,\n  cancelled, ')
     replace(top / 'src/foundation/error.cpp', 'case errc::cancelled:',
@@ -90,6 +95,7 @@ VIOLATIONS = {
     'wrong severity':
         planted('docs/errors.md', '*process* — A sticky', '*device* — A sticky',
                 'needs a section "### `device_fault`" that begins with *process*'),
+    'header that is new': new_header,
     'error that is new': new_error,
     'errors in another order':
         lambda top: swap_sections(top / 'docs/errors.md', 'nccl_error', 'stalled'),
