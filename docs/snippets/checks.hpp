@@ -2,10 +2,12 @@
 #pragma once
 
 #include <troupe/config.hpp>
+#include <troupe/device.hpp>
 #include <troupe/error.hpp>
 
 #include <caf/actor_system.hpp>
 
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <stdexcept>
@@ -33,7 +35,32 @@ inline void must(const caf::error& why) {
     throw std::runtime_error(troupe::describe(why));
 }
 
-/// Runs `f` with an actor system; returns the status for main.
+/// Returns the number in an environment variable; 0 if there is none.
+inline int number_from_environment(const char* name) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? 0 : std::atoi(text);
+}
+
+/// Throws unless the devices are virtual ones: for programs whose launches compute on the host.
+inline void only_on_host(caf::actor_system& sys) {
+  if (must(troupe::list_devices(sys)).backend != "host")
+    throw std::runtime_error("this program computes on virtual devices: --troupe.backend=host");
+}
+
+/// Returns whether a test has too few GPUs (TROUPE_SNIPPETS_NEED_GPUS) and is to be skipped. Throws
+/// instead if TROUPE_REQUIRE_GPUS requires that many.
+inline bool lacks_gpus(caf::actor_system& sys) {
+  const int needed = number_from_environment("TROUPE_SNIPPETS_NEED_GPUS");
+  if (needed == 0)
+    return false;
+  const auto list = must(troupe::list_devices(sys));
+  const int gpus = list.backend == "cuda" ? static_cast<int>(list.ordinals.size()) : 0;
+  check(gpus >= needed || number_from_environment("TROUPE_REQUIRE_GPUS") < needed,
+        "fewer GPUs than are required");
+  return gpus < needed;
+}
+
+/// Runs `f` with an actor system; returns the status for main: 77 if the test is skipped.
 template <class F> int run_with_devices(int argc, char** argv, F f) {
   try {
     troupe::config cfg;
@@ -41,6 +68,10 @@ template <class F> int run_with_devices(int argc, char** argv, F f) {
     if (cfg.help_printed())
       return 0;
     caf::actor_system sys{cfg};
+    if (lacks_gpus(sys)) {
+      std::cout << "skipped: too few GPUs\n";
+      return 77;
+    }
     f(sys);
   } catch (const std::exception& why) {
     std::cerr << why.what() << '\n';

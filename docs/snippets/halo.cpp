@@ -83,6 +83,7 @@ void step(const troupe::world_rank& me, const troupe::gpu_ref<float>& from,
 // [step]
 
 void run(caf::actor_system& sys) {
+  snippets::only_on_host(sys);
   const auto world = must(troupe::world::open(sys, {.devices = troupe::all_devices(sys)}));
   const auto all_rows = world.size() * rows + 2;
   std::vector<float> plate(all_rows * width);

@@ -254,6 +254,7 @@ int run(int argc, char** argv) {
   troupe::config cfg;
   must(cfg.parse(argc, argv));
   caf::actor_system sys{cfg};
+  snippets::only_on_host(sys);
   std::vector<troupe::device> devices;
   for (int ordinal : {0, 1})
     devices.push_back(must(troupe::device::open(sys, ordinal)));
