@@ -99,7 +99,7 @@ struct part {
   }
 
   troupe::pending<void> compute(std::size_t step, std::size_t row, std::size_t count) const {
-    return rank.where().launch(heat_rows, troupe::launch_arguments(columns),
+    return rank.where().launch(heat_rows, troupe::to_bytes(columns),
                                {rows_at(step, row - 1, count + 2)},
                                {rows_at(step + 1, row, count)});
   }

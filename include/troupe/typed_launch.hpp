@@ -1,13 +1,13 @@
 /// Registered launches as functions of typed device memory.
 #pragma once
 
+#include <troupe/bytes.hpp>
 #include <troupe/dtype.hpp>
 #include <troupe/error.hpp>
 #include <troupe/gpu_ref.hpp>
 #include <troupe/launch.hpp>
 
 #include <cstddef>
-#include <cstring>
 #include <functional>
 #include <span>
 #include <string>
@@ -82,17 +82,13 @@ make_typed_launch(std::function<caf::error(launch_context&, std::span<Ts>...)> f
 template <class Arguments, class... Ts>
 registered_launch make_typed_launch(
     std::function<caf::error(launch_context&, const Arguments&, std::span<Ts>...)> f) {
-  static_assert(std::is_trivially_copyable_v<Arguments>, "they travel as bytes");
   return [f = std::move(f)](launch_context& context, std::span<const any_gpu_ref> reads,
                             std::span<const any_gpu_ref> writes, std::span<const std::byte> bytes) {
-    if (bytes.size() != sizeof(Arguments))
-      return make_error(errc::invalid_argument,
-                        "the launch needs arguments of " + std::to_string(sizeof(Arguments)) +
-                            " bytes, not of " + std::to_string(bytes.size()));
-    Arguments arguments;
-    std::memcpy(&arguments, bytes.data(), sizeof arguments);
+    const auto arguments = from_bytes<Arguments>(bytes);
+    if (!arguments)
+      return arguments.error();
     return call_with_memory<Ts...>(
-        {reads, writes}, [&](auto... memory) { return f(context, arguments, memory...); });
+        {reads, writes}, [&](auto... memory) { return f(context, *arguments, memory...); });
   };
 }
 
@@ -105,7 +101,7 @@ registered_launch make_typed_launch(
 ///     caf::error scale(launch_context&, const float& factor, std::span<const float> from,
 ///                      std::span<float> to);
 ///     register_launch("scale", typed_launch(scale));
-///     device.launch("scale", launch_arguments(2.0f), {from}, {to});
+///     device.launch("scale", to_bytes(2.0f), {from}, {to});
 ///
 /// @shape  `f`: `caf::error(launch_context&, std::span<T>...)`, or with `const Arguments&` before
 ///         the spans, of a trivially copyable type; not a template
@@ -113,13 +109,6 @@ registered_launch make_typed_launch(
 ///         types, another number of handles or arguments of another size; the errors of `access`
 template <class F> registered_launch typed_launch(F f) {
   return detail::make_typed_launch(std::function{std::move(f)});
-}
-
-/// Returns the arguments for such a launch.
-template <class Arguments> std::vector<std::byte> launch_arguments(const Arguments& x) {
-  static_assert(std::is_trivially_copyable_v<Arguments>, "they travel as bytes");
-  const auto bytes = std::as_bytes(std::span{&x, 1});
-  return {bytes.begin(), bytes.end()};
 }
 
 } // namespace troupe

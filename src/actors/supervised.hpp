@@ -42,6 +42,7 @@ struct topology_access {
 
 /// Returns the error for requests to an empty `world`.
 caf::error why_empty_world();
+pending<collective_done> refused_by_empty_world(const char* verb);
 
 caf::expected<world_parts> make_world(caf::actor_system& sys, world_config config);
 caf::expected<topology_parts> make_topology(caf::actor_system& sys, topology_config config);

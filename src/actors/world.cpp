@@ -30,6 +30,10 @@ caf::error detail::why_empty_world() {
   return make_error(errc::invalid_argument, "there is no world: this object is empty");
 }
 
+pending<collective_done> detail::refused_by_empty_world(const char* verb) {
+  return answer(refused_operation<collective_done>(verb, why_empty_world()));
+}
+
 const detail::world_parts& detail::world_access::parts_of(const world& x) noexcept {
   static const world_parts none;
   return x.owner_ ? x.owner_->parts : none;
@@ -132,21 +136,13 @@ caf::expected<std::vector<any_gpu_ref>> world::allocate(dtype type, std::size_t 
   return std::move(all->refs);
 }
 
-namespace {
-
-pending<collective_done> refused_by_empty(const char* verb) {
-  return answer(detail::refused_operation<collective_done>(verb, detail::why_empty_world()));
-}
-
-} // namespace
-
 pending<collective_done> world::all_reduce(const std::vector<any_gpu_ref>& send,
                                            const std::vector<any_gpu_ref>& recv, reduce_op op,
                                            request_options options) const {
   if (recv.empty())
     return out_of_place(troupe::all_reduce{send, recv, op, {}, {}}, options);
   if (!owner_)
-    return refused_by_empty("all_reduce");
+    return detail::refused_by_empty_world("all_reduce");
   return answer(
       owner_->parts.core->run({collective_kind::all_reduce, send, recv, op, {}}, options));
 }
@@ -154,7 +150,7 @@ pending<collective_done> world::all_reduce(const std::vector<any_gpu_ref>& send,
 pending<collective_done> world::all_reduce_in_place(const std::vector<any_gpu_ref>& buffers,
                                                     reduce_op op, request_options options) const {
   if (!owner_)
-    return refused_by_empty("all_reduce");
+    return detail::refused_by_empty_world("all_reduce");
   return answer(
       owner_->parts.core->run({collective_kind::all_reduce, buffers, {}, op, {}}, options));
 }
@@ -171,13 +167,13 @@ pending<collective_done> world::out_of_place(const collective& what,
 
 pending<collective_done> world::run(const collective& what, request_options options) const {
   if (!owner_)
-    return refused_by_empty(to_string(what.kind).data());
+    return detail::refused_by_empty_world(to_string(what.kind).data());
   return answer(owner_->parts.core->run(detail::collective_view{what}, options));
 }
 
 pending<collective_done> world::run(const group& what) const {
   if (!owner_)
-    return refused_by_empty("group");
+    return detail::refused_by_empty_world("group");
   return answer(owner_->parts.core->run(what));
 }
 

@@ -15,10 +15,6 @@ std::shared_ptr<detail::world_core> apart(const std::shared_ptr<detail::world_co
   return x ? detail::counted_apart(x) : nullptr; // null: of an empty `world`
 }
 
-pending<collective_done> refused_by_empty(const char* verb) {
-  return answer(detail::refused_operation<collective_done>(verb, detail::why_empty_world()));
-}
-
 } // namespace
 
 /// A rank that is out of range stays out of range as an `int`.
@@ -30,13 +26,13 @@ pending<collective_done> world_rank::call(collective_kind what, const any_gpu_re
                                           const any_gpu_ref& recv, reduce_op op, int peer,
                                           const request_options& options) const {
   if (!core_)
-    return refused_by_empty(to_string(what).data());
+    return detail::refused_by_empty_world(to_string(what).data());
   return answer(core_->run(index(), {what, send, recv, op, peer}, options, core_));
 }
 
 pending<collective_done> world_rank::run(const collective& what, request_options options) const {
   if (!core_)
-    return refused_by_empty(to_string(what.kind).data());
+    return detail::refused_by_empty_world(to_string(what.kind).data());
   return answer(core_->run(index(), detail::collective_view{what}, options, core_));
 }
 
@@ -130,7 +126,7 @@ pending<collective_done> world_rank::exchange(std::vector<message_end> sends,
                                               std::vector<message_end> recvs,
                                               request_options options) const {
   if (!core_)
-    return refused_by_empty("exchange");
+    return detail::refused_by_empty_world("exchange");
   const troupe::exchange what{index(), std::move(sends), std::move(recvs), options};
   return answer(core_->run(what, core_));
 }

@@ -82,7 +82,7 @@ TEST_F(TypedLaunch, GetsArgumentsAndMemory) {
   const auto from = memory_of(x);
   const auto to = memory_of(random_values<float>(1003, 2));
   const factors f{3, -7};
-  const auto done = device_.launch(affine, launch_arguments(f), {from}, {to});
+  const auto done = device_.launch(affine, to_bytes(f), {from}, {to});
   ASSERT_TRUE(is_ok(answer_of(done)));
   const auto got = must(device_.download(to));
   for (std::size_t i = 0; i < x.size(); ++i)
@@ -117,7 +117,7 @@ TEST_F(TypedLaunch, WrongHandlesAndArgumentsAreRefused) {
   const auto x = memory_of(random_values<float>(10, 8));
   const auto y = memory_of(random_values<float>(10, 9));
   const auto doubles = memory_of(random_values<double>(10, 10));
-  const auto good = launch_arguments(factors{1, 1});
+  const auto good = to_bytes(factors{1, 1});
   const struct {
     const char* text;
     std::vector<std::byte> arguments;
@@ -130,8 +130,8 @@ TEST_F(TypedLaunch, WrongHandlesAndArgumentsAreRefused) {
       {"the launch writes more buffers than the request names", good, {x}, {}},
       {"the request names more buffers than the launch reads or writes", good, {x, x}, {y}},
       {"the request names more buffers than the launch reads or writes", good, {x}, {y, doubles}},
-      {"the launch needs arguments of 8 bytes, not of 0", {}, {x}, {y}},
-      {"the launch needs arguments of 8 bytes, not of 4", launch_arguments(1.0f), {x}, {y}},
+      {"0 bytes are not a value of 8", {}, {x}, {y}},
+      {"4 bytes are not a value of 8", to_bytes(1.0f), {x}, {y}},
   };
   const auto before = must(device_.download(x));
   for (auto& wrong : cases) {
