@@ -223,12 +223,13 @@ int main(int argc, char** argv) {
 
   settings s;
   CLI::App app{"The heat equation on a plate that is split over all devices"};
-  const CLI::Range size{3, 1'000'000};
+  const CLI::Range size{3, 32'768};
   app.add_option("--rows", s.rows, "of the plate")->check(size)->capture_default_str();
   app.add_option("--columns", s.columns, "of the plate")->check(size)->capture_default_str();
   app.add_option("--steps", s.steps, "of time")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--seed", s.seed, "of the first temperatures")->capture_default_str();
   app.add_option("--picture", s.picture, "file for a picture of the result (PPM)");
+  app.footer("Also takes options of the library, such as --troupe.backend=host.");
   app.allow_extras();
   CLI11_PARSE(app, argc, argv);
 

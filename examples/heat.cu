@@ -5,14 +5,16 @@
 namespace {
 
 __global__ void heat(const float* now, float* next, std::size_t rows, std::size_t columns) {
-  const auto stride = static_cast<std::size_t>(gridDim.x) * blockDim.x;
-  for (auto i = static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * columns;
-       i += stride) {
-    const auto* here = now + columns + i; // one row further than `next`
-    const auto column = i % columns;
-    next[i] = column == 0 || column + 1 == columns
-                  ? *here
-                  : next_temperature(*here, *(here - columns), here[columns], here[-1], here[1]);
+  const auto column = static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (column >= columns)
+    return;
+  const bool border = column == 0 || column + 1 == columns;
+  for (std::size_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    const auto* here = now + (row + 1) * columns + column;
+    const auto* above = here - columns;
+    const auto* below = here + columns;
+    next[row * columns + column] =
+        border ? *here : next_temperature(*here, *above, *below, here[-1], here[1]);
   }
 }
 
@@ -21,7 +23,8 @@ __global__ void heat(const float* now, float* next, std::size_t rows, std::size_
 cudaError_t launch_heat(const float* now, float* next, std::size_t rows, std::size_t columns,
                         cudaStream_t stream) {
   constexpr std::size_t threads = 256;
-  const auto blocks = std::min((rows * columns + threads - 1) / threads, std::size_t{1} << 20);
-  heat<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(now, next, rows, columns);
+  const dim3 blocks{static_cast<unsigned>((columns + threads - 1) / threads),
+                    static_cast<unsigned>(std::min<std::size_t>(rows, 65'535))}; // CUDA's limit
+  heat<<<blocks, threads, 0, stream>>>(now, next, rows, columns);
   return cudaGetLastError();
 }

@@ -77,10 +77,10 @@ private:
 
   caf::typed_response_promise<troupe::host_buffer> accept(const question& x) {
     auto answer = make_response_promise<troupe::host_buffer>();
-    if (x.inputs.size_bytes() == model_inputs * sizeof(float))
-      waiting_.push({x.inputs, answer}, x.options.deadline);
-    else
+    if (x.inputs.size_bytes() != model_inputs * sizeof(float))
       answer.deliver(troupe::make_error(troupe::errc::shape_mismatch, "wrong number of inputs"));
+    else if (!waiting_.push({x.inputs, answer}, x.options.deadline))
+      answer.deliver(ended());
     return answer;
   }
 
@@ -136,9 +136,11 @@ private:
   /// any replica may run it again, until the deadlines.
   void finish(queue::batch batch, const caf::expected<troupe::host_buffer>& outputs, bool lost) {
     ++counts_.batches;
-    if (!outputs && (lost || troupe::code_of(outputs.error()) == troupe::errc::deadline_exceeded)) {
-      counts_.repeated += batch.size();
-      waiting_.give_back(std::move(batch));
+    const auto count = batch.size();
+    const bool again =
+        !outputs && (lost || troupe::code_of(outputs.error()) == troupe::errc::deadline_exceeded);
+    if (again && waiting_.give_back(std::move(batch))) {
+      counts_.repeated += count;
       return;
     }
     constexpr auto row = model_outputs * sizeof(float);
@@ -165,6 +167,10 @@ private:
       x.what.answer.deliver(what.error());
   }
 
+  static caf::error ended() {
+    return troupe::make_error(troupe::errc::unavailable, "the service has ended");
+  }
+
   bool kill_now(const troupe::device& device) const {
     return settings_.kill_after != 0 && counts_.answers >= settings_.kill_after &&
            counts_.losses == 0 && device.ordinal() == replicas_.back().ordinal();
@@ -172,7 +178,7 @@ private:
 
   troupe::task<> end() {
     for (auto& x : waiting_.close()) // ends the loops
-      answer(x, troupe::make_error(troupe::errc::unavailable, "the service has ended"));
+      answer(x, ended());
     for (auto& x : loops_)
       co_await x;
     quit();

@@ -212,14 +212,15 @@ int main(int argc, char** argv) {
   settings s;
   CLI::App app{"An inference service with dynamic batches on two replicas of a model"};
   app.option_defaults()->always_capture_default();
-  app.add_option("--patience", s.patience_us, "microseconds that a request waits for others");
-  const CLI::Range number{1, 1'000'000};
+  const CLI::Range number{1, 10'000}, time{1, 100'000'000};
+  app.add_option("--patience", s.patience_us, "microseconds to wait for others")->check(time);
   app.add_option("--clients", s.clients, "actors that send requests")->check(number);
   app.add_option("--requests", s.requests, "number for each client")->check(number);
   app.add_option("--window", s.window, "open requests of each client")->check(number);
   app.add_option("--batch", s.batch, "maximum number of requests in a batch")->check(number);
-  app.add_option("--deadline", s.deadline_ms, "of a request, in milliseconds")->check(number);
+  app.add_option("--deadline", s.deadline_ms, "of a request, in milliseconds")->check(time);
   app.add_flag("--kill", s.kill, "kill a replica when half of the requests are answered");
+  app.footer("Also takes options of the library, such as --troupe.backend=host.");
   app.allow_extras();
   CLI11_PARSE(app, argc, argv);
 
@@ -234,13 +235,11 @@ int main(int argc, char** argv) {
   if (!list)
     return report(list.error());
   std::vector<troupe::device> replicas;
-  for (const auto ordinal : list->ordinals) {
-    auto device = troupe::device::open(sys, ordinal);
+  for (std::size_t i = 0; i < std::min<std::size_t>(2, list->ordinals.size()); ++i) {
+    auto device = troupe::device::open(sys, list->ordinals[i]);
     if (!device)
       return report(device.error());
     replicas.push_back(*device);
-    if (replicas.size() == 2)
-      break;
   }
   std::printf("backend %s, %zu replicas\n", list->backend.c_str(), replicas.size());
   if (auto error = run(sys, replicas, s))

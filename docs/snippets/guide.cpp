@@ -316,9 +316,7 @@ void launches_by_name(const troupe::device& device) {
   must(registered);
   auto x = must(device.allocate<float>(count, true));
   // [launch-by-name]
-  const float factor = 2;
-  const auto bytes = std::as_bytes(std::span{&factor, 1});
-  auto done = device.launch("scale", {bytes.begin(), bytes.end()}, {x}, {x});
+  auto done = device.launch("scale", troupe::to_bytes(2.0f), {x}, {x});
   // [launch-by-name]
   must(done.wait());
   check(must(device.download(x))[6] == 6, "the launch by name");

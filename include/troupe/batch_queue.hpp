@@ -27,18 +27,18 @@ struct batch_limits {
 
 /// A queue whose entries are taken in batches, oldest first. An entry whose deadline is over leaves
 /// it another way. Each entry is in one place: in the queue, or where it was taken to. So it is
-/// neither lost nor handled twice. The queue has to live until its tasks are over.
+/// neither lost nor handled twice. The queue has to live until the tasks that it returns are over.
 ///
 ///     troupe::task<> serve(replica r) { // as many as there are replicas
 ///       while (true) {
 ///         auto batch = co_await troupe::value_of(queue.take());
 ///         ...
-///         queue.give_back(std::move(batch)); // if the replica was lost: another one takes it
+///         if (!done && queue.give_back(std::move(batch))) // the replica was lost
+///           continue; // another one takes it
 ///       }
 ///     }
 ///
-/// @thread none of the functions: the queue and the tasks that use it have one thread or one actor
-///         at a time
+/// @thread one at a time: the queue, and the tasks that use it, belong to one actor or one executor
 template <class T> class batch_queue {
 public:
   using clock = std::chrono::steady_clock;
@@ -59,7 +59,7 @@ public:
   ~batch_queue() { close(); }
 
   /// Adds an entry behind all others. Returns false, and drops it, if the queue is closed.
-  bool push(T what, std::chrono::nanoseconds deadline = detail::as_good_as_never) {
+  [[nodiscard]] bool push(T what, std::chrono::nanoseconds deadline = detail::as_good_as_never) {
     if (closed_)
       return false;
     const auto now = clock::now();
@@ -73,7 +73,7 @@ public:
 
   /// Puts entries that were taken before all others; they keep their times. Returns false, and
   /// leaves them, if the queue is closed.
-  bool give_back(batch&& again) {
+  [[nodiscard]] bool give_back(batch&& again) {
     if (closed_)
       return false;
     for (auto& x : again)

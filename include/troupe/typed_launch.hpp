@@ -84,7 +84,7 @@ registered_launch make_typed_launch(
     std::function<caf::error(launch_context&, const Arguments&, std::span<Ts>...)> f) {
   return [f = std::move(f)](launch_context& context, std::span<const any_gpu_ref> reads,
                             std::span<const any_gpu_ref> writes, std::span<const std::byte> bytes) {
-    const auto arguments = from_bytes<Arguments>(bytes);
+    const auto arguments = troupe::from_bytes<Arguments>(bytes);
     if (!arguments)
       return arguments.error();
     return call_with_memory<Ts...>(

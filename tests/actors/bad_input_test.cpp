@@ -483,7 +483,7 @@ TEST_F(BadInput, RefWithoutMemory) {
   auto refs = send;
   refs[1] = {};
   expect_refused(all_reduce{refs}, errc::stale_ref);
-  expect_refused(devices[0].fill(any_gpu_ref{}, std::vector<std::byte>(1)),
+  expect_refused(devices[0].fill(any_gpu_ref{}, same_bytes(any_gpu_ref{})),
                  fill{any_gpu_ref{}, 1.0f}, errc::stale_ref);
   expect_refused(devices[0].download(any_gpu_ref{}, host_buffer{}), download{}, errc::stale_ref);
   expect_refused(devices[0].upload(any_gpu_ref{}, host_buffer{}), upload{}, errc::stale_ref);
@@ -536,8 +536,7 @@ TEST_F(BadInput, CountZero) {
       EXPECT_TRUE(is_ok(answer_of(under_test->all_reduce(refs))));
       EXPECT_TRUE(is_ok(answer_of(under_test->all_reduce(refs, refs))));
       EXPECT_TRUE(is_ok(ask<collective_done>(*system, under_test->actor(), all_reduce{refs})));
-      const auto element = std::vector<std::byte>(size_of(refs[0].type()));
-      EXPECT_TRUE(is_ok(answer_of(devices[0].fill(refs[0], element))));
+      EXPECT_TRUE(is_ok(answer_of(devices[0].fill(refs[0], same_bytes(refs[0])))));
       EXPECT_TRUE(is_ok(answer_of(devices[0].copy(refs[0], refs[0]))));
       EXPECT_TRUE(is_ok(answer_of(devices[0].upload(refs[0], std::span<const std::byte>{}))));
       EXPECT_TRUE(is_ok(answer_of(devices[0].upload(refs[0], host_buffer{}))));
@@ -639,8 +638,8 @@ TEST_F(BadInput, DeadlineInThePast) {
   for (const auto past : {-1ns, std::chrono::nanoseconds::min()}) {
     const request_options late{.deadline = past};
     expect_refused(all_reduce{send, {}, reduce_op::sum, late}, errc::deadline_exceeded);
-    expect_refused(devices[0].fill(send[0], std::vector<std::byte>(4), late),
-                   fill{send[0], 0.0f, late}, errc::deadline_exceeded);
+    expect_refused(devices[0].fill(send[0], same_bytes(send[0]), late), fill{send[0], 0.0f, late},
+                   errc::deadline_exceeded);
     expect_refused(devices[0].allocate(dtype::int8, 1, false, late),
                    allocate{1, dtype::int8, false, late}, errc::deadline_exceeded);
     expect_refused(devices[0].stats(late), stats{late}, errc::deadline_exceeded);
@@ -653,8 +652,7 @@ TEST_F(BadInput, DeadlineInThePast) {
 TEST_F(BadInput, DeadlineBeyondTheClock) {
   open();
   const request_options endless{.deadline = std::chrono::nanoseconds::max()};
-  const std::vector<std::byte> one(4, std::byte{1});
-  EXPECT_TRUE(is_ok(answer_of(devices[0].fill(send[0], one, endless))));
+  EXPECT_TRUE(is_ok(answer_of(devices[0].fill(send[0], 1.0f, endless))));
   EXPECT_TRUE(is_ok(answer_of(under_test->all_reduce(send, reduce_op::sum, endless))));
   caf::scoped_actor self{system->get()};
   caf::error got;
@@ -750,11 +748,10 @@ TEST_F(BadInput, MoreQueuedThanTheBound) {
   ASSERT_TRUE(is_ok(answer_of(devices[0].stats()))); // the lane has issued the launch
   std::vector<pending<void>> accepted;
   std::optional<pending<void>> refused;
-  const std::vector<std::byte> one(4, std::byte{1});
   const request_options refuse{.room = room_policy::refuse};
   // The streams have room for one, the queue for eight. The lane needs time to take the first one.
   ASSERT_TRUE(eventually([&] {
-    auto x = devices[0].fill(recv[0], one, refuse);
+    auto x = devices[0].fill(recv[0], 1.0f, refuse);
     if (x.ready())
       refused = x;
     else
@@ -762,7 +759,7 @@ TEST_F(BadInput, MoreQueuedThanTheBound) {
     return accepted.size() >= 9;
   }));
   EXPECT_TRUE(!refused || has_code(answer_of(*refused), errc::overloaded));
-  EXPECT_TRUE(has_code(answer_of(devices[0].fill(recv[0], one, refuse)), errc::overloaded));
+  EXPECT_TRUE(has_code(answer_of(devices[0].fill(recv[0], 1.0f, refuse)), errc::overloaded));
   caf::scoped_actor self{system->get()};
   EXPECT_TRUE(has_code(
       detail::ask<void>(self, must(devices[0].actor()), patience, fill{recv[0], 1.0f, refuse}),

@@ -201,7 +201,8 @@ TEST(Device, FillsEveryType) {
     auto want = std::vector<std::byte>(ref.size_bytes());
     for (auto [first, n] : {std::pair<std::size_t, std::size_t>{0, count}, {1, 7}, {501, 500}}) {
       const auto element = random_bytes(size_of(type), n + static_cast<std::size_t>(type));
-      EXPECT_TRUE(is_ok(answer_of(d.fill(must(ref.slice(first, n)), element))));
+      EXPECT_TRUE(is_ok(
+          answer_of(d.fill(must(ref.slice(first, n)), must(scalar::from_bytes(type, element))))));
       for (std::size_t i = first; i < first + n; ++i)
         std::copy(element.begin(), element.end(),
                   want.begin() + static_cast<std::ptrdiff_t>(i * element.size()));
@@ -487,7 +488,7 @@ TEST(Device, CountsWhatIsInFlightAndQueued) {
   auto ref = allocate_on(d, dtype::int32, 100);
   gate stream;
   gate lane;
-  const std::vector<std::byte> one(4, std::byte{1});
+  const scalar one = same_bytes(ref, 1);
   std::vector<pending<void>> all{stream.hold_stream(d)};
   for (int i = 0; i < 3; ++i)
     all.push_back(d.fill(ref, one));
@@ -600,11 +601,11 @@ TEST(DeviceLife, ResetAnswersWhatWasThere) {
   gate stream;
   gate lane;
   auto issued = stream.hold_stream(d, {}, {ref});
-  auto behind = d.fill(ref, std::vector<std::byte>(4));
+  auto behind = d.fill(ref, same_bytes(ref));
   auto without_memory = lane.hold_lane(d);
   ASSERT_TRUE(stream.wait_reached());
   ASSERT_TRUE(lane.wait_reached());
-  auto queued = d.fill(ref, std::vector<std::byte>(4));
+  auto queued = d.fill(ref, same_bytes(ref));
   auto waits = d.allocate(dtype::int32, 1000, true);
   std::vector<std::byte> bytes(ref.size_bytes());
   auto reading = d.download(ref, std::span{bytes});
@@ -620,7 +621,7 @@ TEST(DeviceLife, ResetAnswersWhatWasThere) {
   EXPECT_FALSE(reset.ready());
   EXPECT_EQ(d.phase(), device_phase::resetting);
   EXPECT_TRUE(has_code(answer_of(d.reset()), errc::unavailable));
-  auto refused = answer_of(d.fill(ref, std::vector<std::byte>(4)));
+  auto refused = answer_of(d.fill(ref, same_bytes(ref)));
   EXPECT_TRUE(has_code(refused, errc::stale_ref));
   lane.open();
   stream.open();
@@ -714,7 +715,7 @@ TEST(DeviceLife, ShutdownAnswersEverything) {
   auto holding = lane.hold_lane(d);
   ASSERT_TRUE(stream.wait_reached());
   ASSERT_TRUE(lane.wait_reached());
-  auto queued = d.fill(ref, std::vector<std::byte>(4));
+  auto queued = d.fill(ref, same_bytes(ref));
   auto waiting = d.allocate(dtype::int8, 1);
   EXPECT_TRUE(is_ok(ask<void>(system, actor, shutdown{})));
   for (auto& x : {issued, holding, queued})
@@ -843,7 +844,7 @@ TEST(DeviceHandles, AreDroppedOnAnyThread) {
       for (int i = 0; i < 50; ++i) {
         auto ref = allocate_on(d, dtype::int32, 1000);
         auto copy = ref;
-        static_cast<void>(d.fill(ref, std::vector<std::byte>(4, static_cast<std::byte>(t))));
+        static_cast<void>(d.fill(ref, same_bytes(ref, static_cast<std::uint8_t>(t))));
         ref = {};
         std::thread{[copy = std::move(copy)]() mutable { copy = {}; }}.join();
       }
@@ -871,7 +872,7 @@ TEST(DeviceHandles, OutliveTheActorSystem) {
     ref = allocate_on(d, dtype::int32, 1000);
     token = ref.token();
     pinned = must(d.allocate_pinned(100 * kib));
-    answer = d.fill(ref, std::vector<std::byte>(4));
+    answer = d.fill(ref, same_bytes(ref));
     if (!on_cuda())
       adopted = must(d.adopt(mine.data(), mine.size(), [&](void*) { ++deleted; }));
   }
@@ -935,7 +936,7 @@ TEST(DeviceHandles, AreOfferedAndClaimed) {
   ref = {};
   auto again = must(answer_of(d.claim(token, access_mode::write)));
   EXPECT_TRUE(has_code(answer_of(d.upload(again, host_buffer{1})), errc::shape_mismatch));
-  EXPECT_TRUE(is_ok(answer_of(d.fill(again, std::vector<std::byte>(4)))));
+  EXPECT_TRUE(is_ok(answer_of(d.fill(again, same_bytes(again)))));
   again = {};
   EXPECT_TRUE(has_code(answer_of(d.claim(token)), errc::stale_ref)); // no offer is left
 }
@@ -983,7 +984,7 @@ protected:
   }
 
   pending<void> set(const any_gpu_ref& to, int value, const request_options& options = {}) {
-    return d.fill(to, std::vector<std::byte>(4, static_cast<std::byte>(value)), options);
+    return d.fill(to, same_bytes(to, static_cast<std::uint8_t>(value)), options);
   }
 
   ::testing::AssertionResult is(const any_gpu_ref& x, int value) {
@@ -1219,16 +1220,16 @@ TEST(DeviceContent, AFailureIsTheAnswerOfAllThatWasBehindIt) {
   auto blocked = held.hold_lane(d);
   ASSERT_TRUE(held.wait_reached());
   plan->add({fault::fail, verb::fill, 0});
-  auto broken = d.fill(a, std::vector<std::byte>(4));
+  auto broken = d.fill(a, same_bytes(a));
   auto reads = d.copy(b, a);
   auto reads_that = d.copy(c, b);
-  auto apart = d.fill(must(c.slice(0, 1)), std::vector<std::byte>(4, std::byte{1}));
+  auto apart = d.fill(must(c.slice(0, 1)), same_bytes(must(c.slice(0, 1)), 1));
   held.open();
   for (auto& x : {broken, reads, reads_that})
     EXPECT_TRUE(has_code(answer_of(x), errc::cuda_error));
   EXPECT_TRUE(is_ok(answer_of(apart)));
   EXPECT_TRUE(has_code(get(d, a), errc::indeterminate));
-  EXPECT_TRUE(is_ok(answer_of(d.fill(a, std::vector<std::byte>(4)))));
+  EXPECT_TRUE(is_ok(answer_of(d.fill(a, same_bytes(a)))));
   EXPECT_TRUE(is_ok(get(d, a)));
 }
 
@@ -1265,7 +1266,7 @@ TEST_P(DeviceFaults, AreTheAnswerOfOneRequest) {
   const auto content = random_bytes(100 * kib, 1);
   note(error_of(answer_of(d.upload(*ref, std::span<const std::byte>{content}))));
   note(error_of(get(d, *ref)));
-  note(error_of(answer_of(d.fill(*ref, {std::byte{1}}))));
+  note(error_of(answer_of(d.fill(*ref, std::uint8_t{1}))));
   note(error_of(answer_of(launch_nothing(d, {}, {*ref}))));
   note(error_of(d.allocate_pinned(10)));
   EXPECT_EQ(d.phase(), device_phase::ready);

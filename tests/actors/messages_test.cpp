@@ -190,7 +190,7 @@ protected:
     return {2, device_phase::failed, 8, make_error(some_failure())};
   }
   device_stats sample(type<device_stats>) const {
-    return {1, device_phase::ready, 2, "name", "0000:01:00.0", 9, 1, 3, 4, 5, 6};
+    return {1, device_phase::ready, 2, "name", "0000:01:00.0", 9, 1, 3, 4, 5, 6, 7};
   }
   world_member sample(type<world_member>) const { return {1, 2, 3}; }
   world_status sample(type<world_status>) const {
@@ -200,7 +200,7 @@ protected:
   allocate sample(type<allocate>) const { return {77, dtype::bfloat16, true, options_}; }
   upload sample(type<upload>) const { return {part_, sample(type<host_buffer>{}), options_}; }
   download sample(type<download>) const { return {ref_, options_}; }
-  fill sample(type<fill>) const { return {ref_, {0x00, 0x3c}, options_}; }
+  fill sample(type<fill>) const { return {ref_, float16{1.0f}, options_}; }
   copy sample(type<copy>) const { return {ref_, part_, options_}; }
   launch sample(type<launch>) const { return {"name", {4, 5}, one_, two_, options_}; }
   stats sample(type<stats>) const { return {options_}; }

@@ -70,7 +70,7 @@ TEST_F(Skipped, IsWhatARequestThatDidNotRunWouldHaveWritten) {
 }
 
 TEST_F(Skipped, IsNothingByARequestThatIsWrongWhereItsCallSaysSo) {
-  EXPECT_TRUE(has_code(answer_of(d_.fill(x_, std::vector<std::byte>(3))), errc::shape_mismatch));
+  EXPECT_TRUE(has_code(answer_of(d_.fill(x_, scalar{})), errc::shape_mismatch));
   EXPECT_TRUE(is(x_, 1));
   // The result of a message comes later.
   caf::scoped_actor self{system_.get()};

@@ -426,7 +426,7 @@ TEST(TopologyCopy, LinksWorkBesideEachOther) {
   EXPECT_TRUE(is_ok(answer_of(t.copy(two.ref, source.ref))));
   EXPECT_TRUE(has(system, two.ref, source.data));
   EXPECT_TRUE(is_ok(answer_of(t.copy(other.ref, two.ref))));
-  EXPECT_TRUE(is_ok(answer_of(system.open(0).fill(other.ref, {std::byte{7}}))));
+  EXPECT_TRUE(is_ok(answer_of(system.open(0).fill(other.ref, std::uint8_t{7}))));
   EXPECT_FALSE(standing.ready());
   plan->release();
   EXPECT_TRUE(is_ok(answer_of(standing)));
@@ -447,11 +447,11 @@ TEST(TopologyCopy, KeepTheirOrder) {
       ring.push_back(filled(system, d, 1).ref);
     std::vector<pending<void>> all;
     for (int round = 0; round < 20; ++round) {
-      all.push_back(system.open(0).fill(ring[0], {static_cast<std::byte>(round)}));
+      all.push_back(system.open(0).fill(ring[0], static_cast<std::uint8_t>(round)));
       for (int i = 1; i < number; ++i)
         all.push_back(
             t.copy(ring[static_cast<std::size_t>(i)], ring[static_cast<std::size_t>(i) - 1]));
-      all.push_back(system.open(0).fill(ring[0], {std::byte{99}}));
+      all.push_back(system.open(0).fill(ring[0], std::uint8_t{99}));
       all.push_back(t.copy(ring[0], ring.back()));
     }
     for (auto& x : all)
@@ -1106,7 +1106,7 @@ TEST_P(CopyAfterReset, WaitsUntilAccessIsThereAgain) {
   auto waits = t.copy(target, source);
   auto waits_too = t.copy({{target, source}});
   // A request behind the copies waits too. The lane of the third device is free.
-  auto behind = system.open(other).fill(there.ref, {std::byte{3}});
+  auto behind = system.open(other).fill(there.ref, std::uint8_t{3});
   EXPECT_TRUE(copies(system, t, other, 2));
   EXPECT_FALSE(waits.ready());
   EXPECT_FALSE(waits_too.ready());
@@ -1135,7 +1135,7 @@ TEST(TopologyCopy, WaitsForTheCheckOfALink) {
   auto waits = t.copy(there.ref, here.ref);
   auto waits_too =
       t.replicate(here.ref, {must(third.ref.slice(0, count)), must(there.ref.slice(0, count))});
-  auto behind = system.open(1).fill(there.ref, {std::byte{5}});
+  auto behind = system.open(1).fill(there.ref, std::uint8_t{5});
   EXPECT_TRUE(
       is_ok(answer_of(t.copy(allocate(system, 2, count, dtype::uint8), filled(system, 1, 4).ref))));
   EXPECT_TRUE(has_code(answer_of(late), errc::deadline_exceeded));
@@ -1296,7 +1296,7 @@ TEST(TopologyCopy, TheSystemEndsAfterAFaultInTheMiddle) {
       auto to = 1 - from;
       auto source = allocate(system, from, size, dtype::uint8);
       auto target = allocate(system, to, size, dtype::uint8);
-      must(answer_of(system.open(from).fill(source, {std::byte{1}})));
+      must(answer_of(system.open(from).fill(source, std::uint8_t{1})));
       plan->add({.kind = fault::hang,
                  .on = use_links ? verb::copy_peer : verb::copy,
                  .device = use_links ? from : to});

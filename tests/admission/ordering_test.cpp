@@ -94,7 +94,7 @@ TEST(Ordering, FailsWhatReadsAFailedWrite) {
   std::vector<std::byte> bytes(8);
   std::mt19937 random{7};
   for (int i = 0; i < 20'000; ++i) {
-    must(answer_of(device.fill(memory, {std::byte{1}}, {})));
+    must(answer_of(device.fill(memory, std::uint8_t{1}, {})));
     auto writer = device.launch(failing_work(), {}, {memory}, {});
     for (auto n = random() % 64; n > 0; --n)
       detail::pause();
@@ -289,7 +289,7 @@ TEST(Ordering, AgreesWithOneAfterTheOther) {
       const auto value = static_cast<std::byte>(random());
       switch (random() % 6) {
       case 0:
-        all.push_back(device.fill(part, {value}, {}));
+        all.push_back(device.fill(part, static_cast<std::uint8_t>(value), {}));
         std::fill_n(at, count, value);
         break;
       case 1: {
@@ -549,12 +549,12 @@ TEST(Ordering, IsAsIfWhatIsTakenBackWhileItWaitsHadNeverBeen) {
   EXPECT_TRUE(answer_of(device.launch(failing_work(), {}, {other}, {})));
   auto first = start_writing<waiting_probe>(system, {memory});
   auto behind = start_writing<probe>(system, {memory, other});
-  auto last = device.fill(memory, {std::byte{2}}, {});
+  auto last = device.fill(memory, std::uint8_t{2}, {});
   EXPECT_FALSE(last->on_lanes());
   behind->cancel();
   EXPECT_TRUE(has_code(answer_of(behind), errc::cancelled));
   EXPECT_TRUE(has_code(answer_of(device.download(other, borrow(bytes), {})), errc::indeterminate));
-  EXPECT_TRUE(is_ok(answer_of(device.fill(other, {std::byte{1}}, {}))));
+  EXPECT_TRUE(is_ok(answer_of(device.fill(other, std::uint8_t{1}, {}))));
   EXPECT_TRUE(is_ok(answer_of(device.download(other, borrow(bytes), {}))));
   EXPECT_EQ(bytes, std::vector<std::byte>(64, std::byte{1}));
   EXPECT_FALSE(last->on_lanes()) << "it overtook the first";
@@ -666,10 +666,10 @@ TEST(Ordering, GivesBackWhatIsNotAcquired) {
   acquire->parts()[0].on = system.lane().get();
   acquire->deadline = detail::clock::now() + patience;
   system.runtime()->start(acquire);
-  EXPECT_TRUE(
-      has_code(answer_of(system.device().fill(memory, {std::byte{1}}, {})), errc::buffer_acquired));
+  EXPECT_TRUE(has_code(answer_of(system.device().fill(memory, std::uint8_t{1}, {})),
+                       errc::buffer_acquired));
   acquire->cancel();
-  auto fill = system.device().fill(memory, {std::byte{1}}, {});
+  auto fill = system.device().fill(memory, std::uint8_t{1}, {});
   EXPECT_FALSE(fill->completed()) << "refused: " << caf::to_string(fill->error());
   held->may_go.store(true);
   system.runtime()->admissions().go_on();
@@ -691,7 +691,7 @@ TEST(Ordering, FailsWhatReadsAFailedWriteBehindAWithdrawnOne) {
       },
       {}, {memory}, {});
   held.wait_reached();
-  auto withdrawn = device.fill(memory, {std::byte{2}}, {});
+  auto withdrawn = device.fill(memory, std::uint8_t{2}, {});
   withdrawn->cancel();
   auto reader = device.download(memory, borrow(bytes), {});
   held.open();
@@ -707,7 +707,7 @@ TEST(Ordering, HealsWithAnOverwriteThatIsAdmitted) {
   std::vector<std::byte> bytes(64);
   for (int round = 0; round < 500; ++round) {
     auto writer = device.launch(failing_work(), {}, {memory}, {});
-    auto overwriter = device.fill(memory, {std::byte{2}}, {});
+    auto overwriter = device.fill(memory, std::uint8_t{2}, {});
     auto reader = device.download(memory, borrow(bytes), {});
     EXPECT_TRUE(has_code(answer_of(writer), errc::launch_failed));
     EXPECT_TRUE(is_ok(answer_of(overwriter)));
@@ -730,7 +730,7 @@ TEST(Ordering, RemembersNoMoreThanItNeeds) {
   };
   std::vector<std::shared_ptr<detail::completion>> all;
   for (int i = 0; i < 100; ++i)
-    all.push_back(device.fill(memory, {std::byte{1}}, {}));
+    all.push_back(device.fill(memory, std::uint8_t{1}, {}));
   EXPECT_EQ(remembered(), 1u);
   for (int i = 0; i < 100; ++i)
     all.push_back(device.download(memory, borrow(bytes), {})); // the last one covers all
@@ -754,7 +754,7 @@ TEST(Ordering, ForgetsUsesOfOtherRangesThatAreOver) {
   };
   std::size_t most = 0;
   for (std::size_t i = 0; i < ranges; ++i) {
-    auto done = device.fill(must(memory.slice(2 * i, 1)), {std::byte{1}}, {});
+    auto done = device.fill(must(memory.slice(2 * i, 1)), std::uint8_t{1}, {});
     EXPECT_TRUE(is_ok(answer_of(done)));
     EXPECT_TRUE(settles(*done));
     most = std::max(most, remembered());
@@ -765,7 +765,7 @@ TEST(Ordering, ForgetsUsesOfOtherRangesThatAreOver) {
   held.wait_reached();
   std::vector<std::shared_ptr<detail::completion>> all;
   for (std::size_t i = 0; i < ranges; ++i)
-    all.push_back(device.fill(must(memory.slice(2 * i, 1)), {std::byte{1}}, {}));
+    all.push_back(device.fill(must(memory.slice(2 * i, 1)), std::uint8_t{1}, {}));
   EXPECT_GE(remembered(), ranges); // none of them has run yet
   held.open();
   for (auto& x : all)

@@ -886,11 +886,10 @@ private:
            b = static_cast<const std::byte*>(*source)] { combine_all(type, op, count, a, b); });
     };
     if (in_workers()) {
-      combining what{type_, addition(), busy};
-      const auto arguments = std::as_bytes(std::span{&what, 1});
+      const auto arguments = to_bytes(combining{type_, addition(), busy});
       return track(r, limit,
-                   device_of(x.device).launch(combining::name, {arguments.begin(), arguments.end()},
-                                              {to, from}, {to}, {.deadline = limit}));
+                   device_of(x.device).launch(combining::name, arguments, {to, from}, {to},
+                                              {.deadline = limit}));
     }
     if (actor)
       send<void, watch_generation>(r, *actor, launch_callable{work, {to, from}, {to}, {}}, limit);

@@ -43,18 +43,6 @@ constexpr std::size_t most_steps = 40;
 using elements = std::vector<std::uint32_t>;
 using bytes = std::vector<std::uint8_t>;
 
-template <class T> bytes bytes_of_value(const T& x) {
-  bytes result(sizeof x);
-  std::memcpy(result.data(), &x, sizeof x);
-  return result;
-}
-
-std::vector<std::byte> as_std_bytes(const bytes& x) {
-  std::vector<std::byte> result(x.size());
-  std::memcpy(result.data(), x.data(), x.size());
-  return result;
-}
-
 constexpr const char* affine_launch = "ProgramOrder.affine";
 
 /// Launch of x = a * x + y in the process of the device.
@@ -411,8 +399,7 @@ private:
     case verb_kind::affine: {
       auto to = part(x.to, x.device, x);
       auto from = part(x.from, x.device, x);
-      return note(
-          i, device.launch(affine_launch, bytes_of_value(x.value), {to, from}, {to}, x.options));
+      return note(i, device.launch(affine_launch, to_bytes(x.value), {to, from}, {to}, x.options));
     }
     case verb_kind::copy:
       return note(i, device.copy(part(x.to, x.device, x), part(x.from, x.device, x), x.options));
@@ -493,7 +480,7 @@ private:
       case verb_kind::affine: {
         auto to = part(x.to, x.device, x);
         to_device(x.device, launch{affine_launch,
-                                   bytes_of_value(x.value),
+                                   to_bytes(x.value),
                                    {to, part(x.from, x.device, x)},
                                    {to},
                                    x.options});

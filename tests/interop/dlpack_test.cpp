@@ -167,7 +167,7 @@ TEST_F(Dlpack, ExportsWithoutAVersion) {
   EXPECT_EQ(x.strides[0], 1);
   EXPECT_EQ(content_of(x, 400), random_bytes(400, 1));
   tensor.reset();
-  EXPECT_TRUE(is_ok(answer_of(gpu_->fill(ref, std::vector<std::byte>(4)))));
+  EXPECT_TRUE(is_ok(answer_of(gpu_->fill(ref, same_bytes(ref)))));
 }
 
 TEST_F(Dlpack, TheConsumerGetsWhatWasRequestedBefore) {
@@ -190,8 +190,7 @@ TEST_F(Dlpack, RequestsGetWhatTheConsumerWrote) {
   auto ref = allocated(dtype::uint8, 100'000, 1);
   auto tensor = must(to_dlpack(*gpu_, ref));
   EXPECT_TRUE(has_code(get(*gpu_, ref), errc::buffer_acquired));
-  EXPECT_TRUE(
-      has_code(answer_of(gpu_->fill(ref, std::vector<std::byte>(1))), errc::buffer_acquired));
+  EXPECT_TRUE(has_code(answer_of(gpu_->fill(ref, same_bytes(ref))), errc::buffer_acquired));
   const auto want = random_bytes(100'000, 2);
   std::memcpy(tensor->dl_tensor.data, want.data(), want.size());
   tensor.reset();
@@ -225,10 +224,9 @@ TEST_F(Dlpack, ReadersShareATensorThatIsOnlyRead) {
   EXPECT_TRUE(holds(*gpu_, ref, random_bytes(1000, 1)));
   EXPECT_TRUE(has_code(to_dlpack(*gpu_, ref), errc::buffer_acquired));
   one.reset();
-  EXPECT_TRUE(
-      has_code(answer_of(gpu_->fill(ref, std::vector<std::byte>(1))), errc::buffer_acquired));
+  EXPECT_TRUE(has_code(answer_of(gpu_->fill(ref, same_bytes(ref))), errc::buffer_acquired));
   other.reset();
-  EXPECT_TRUE(is_ok(answer_of(gpu_->fill(ref, std::vector<std::byte>(1)))));
+  EXPECT_TRUE(is_ok(answer_of(gpu_->fill(ref, same_bytes(ref)))));
 }
 
 TEST_F(Dlpack, ATensorThatIsWrittenMakesMemoryValid) {

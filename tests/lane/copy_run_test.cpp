@@ -131,7 +131,7 @@ protected:
   }
   any_gpu_ref filled(int device, std::size_t bytes, int value) {
     auto ref = allocate_bytes(system_.device(device), bytes);
-    must(answer_of(system_.device(device).fill(ref, {static_cast<std::byte>(value)}, {})));
+    must(answer_of(system_.device(device).fill(ref, static_cast<std::uint8_t>(value), {})));
     return ref;
   }
   /// Enqueues the copy on the lane of device 0.
@@ -234,7 +234,7 @@ TEST_F(CopyRun, WorkElsewhereWaitsForOneInTheMiddle) {
   auto all = copy_all();
   std::vector<std::byte> seen(size);
   auto reader = system_.device(1).download(there_[2], borrow(seen), {});
-  auto writer = system_.device(0).fill(here_[3], {std::byte{77}}, {});
+  auto writer = system_.device(0).fill(here_[3], std::uint8_t{77}, {});
   lane_.open();
   EXPECT_TRUE(is_ok(answer_of(reader)));
   EXPECT_TRUE(is_ok(answer_of(writer)));

@@ -464,7 +464,7 @@ TEST(Lane, TellsWhatTheBackendCannotKnow) {
   const auto device = system.device(1);
   auto memory = allocate_bytes(device, 64);
   plan->add({.on = verb::fill, .error = errc::cuda_error});
-  auto op = device.fill(memory, {std::byte{}}, {});
+  auto op = device.fill(memory, std::uint8_t{0}, {});
   const auto told = failure_of(answer_of(op)).value();
   EXPECT_EQ(told.code, errc::cuda_error);
   EXPECT_EQ(told.verb, "fill");
@@ -551,7 +551,7 @@ TEST(Lane, BeginsAnotherLife) {
   EXPECT_TRUE(has_code(memory.access(), errc::stale_ref));
   EXPECT_TRUE(has_code(answer_of(user), errc::device_reset));
   EXPECT_TRUE(has_code(answer_of(queued_user), errc::device_reset));
-  EXPECT_TRUE(has_code(answer_of(device.fill(memory, {std::byte{}}, {})), errc::stale_ref));
+  EXPECT_TRUE(has_code(answer_of(device.fill(memory, std::uint8_t{0}, {})), errc::stale_ref));
   auto for_the_next = device.allocate(64, dtype::uint8, true, {}); // waits for the reset
   EXPECT_FALSE(reset->wait_until(detail::clock::now() + 50ms)) << "its memory is in use";
   EXPECT_FALSE(for_the_next->completed());

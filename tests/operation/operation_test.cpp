@@ -269,7 +269,7 @@ TEST(Operation, FailsThoseWhoReadWhatItWrites) {
   auto in_place_reader = device.launch(no_work(), {memory}, {memory}, {});
   auto readers_reader = device.copy(beside, memory, {});
   auto last = device.launch(no_work(), {beside}, {}, {});
-  auto overwriter = device.fill(memory, {std::byte{3}}, {});
+  auto overwriter = device.fill(memory, std::uint8_t{3}, {});
   auto reads_overwritten = device.launch(no_work(), {memory}, {}, {});
   auto other_half = device.download(half, borrow(half_bytes), {});
   held.open();
@@ -306,7 +306,7 @@ TEST(Operation, PassesOnAtOnceWhatItLeavesUnreadable) {
   EXPECT_TRUE(has_code(memory.access(), errc::indeterminate));
   EXPECT_TRUE(testing::must(memory.slice(32, 32)).access());
 
-  auto overwrites = device.fill(memory, {std::byte{3}}, {});
+  auto overwrites = device.fill(memory, std::uint8_t{3}, {});
   EXPECT_TRUE(memory.access()); // from the call on
   overwrites->cancel();
   EXPECT_TRUE(has_code(answer_of(overwrites), errc::cancelled));
@@ -314,7 +314,7 @@ TEST(Operation, PassesOnAtOnceWhatItLeavesUnreadable) {
   EXPECT_FALSE(lane->completed());
   held.open();
   EXPECT_TRUE(settles(*writer));
-  EXPECT_TRUE(is_ok(answer_of(device.fill(memory, {std::byte{4}}, {}))));
+  EXPECT_TRUE(is_ok(answer_of(device.fill(memory, std::uint8_t{4}, {}))));
   EXPECT_TRUE(memory.access());
 }
 

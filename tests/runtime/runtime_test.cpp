@@ -228,7 +228,7 @@ TEST(Runtime, EndsAsAFaultWhenAnEndCannotBeSeen) {
     core_system system{{.plan = plan}};
     const auto device = system.device();
     auto memory = allocate_bytes(device, 64);
-    auto stuck = device.fill(memory, {std::byte{}}, {.deadline = 50ms});
+    auto stuck = device.fill(memory, std::uint8_t{0}, {.deadline = 50ms});
     EXPECT_TRUE(has_code(answer_of(stuck), errc::deadline_exceeded));
     const auto begin = detail::clock::now();
     system.runtime()->close();

@@ -29,6 +29,10 @@ class BatchQueue : public ::testing::Test {
 protected:
   void use(batch_limits limits) { queue_ = std::make_unique<queue>(limits); }
 
+  void add(int x, std::chrono::nanoseconds deadline = 1h) {
+    EXPECT_TRUE(queue_->push(x, deadline));
+  }
+
   pending<queue::batch> take() { return begin(queue_->take()); }
   pending<queue::batch> take_late() { return begin(queue_->take_late()); }
 
@@ -74,16 +78,16 @@ TEST_F(BatchQueue, FirstEntryWaitsForOthersAsLongAsThePatience) {
   use({.most = 10, .patience = 30ms});
   const auto batch = take();
   const auto begin = queue::clock::now();
-  queue_->push(1);
-  queue_->push(2);
+  add(1);
+  add(2);
   EXPECT_EQ(numbers_in(batch), (numbers{1, 2}));
   EXPECT_GE(queue::clock::now(), begin + 30ms);
 }
 
 TEST_F(BatchQueue, NoPatienceTakesWhatThereIs) {
   use({.most = 0, .patience = 0ns}); // most: counts as 1
-  queue_->push(1);
-  queue_->push(2);
+  add(1);
+  add(2);
   EXPECT_EQ(numbers_in(take()), numbers{1});
   EXPECT_EQ(numbers_in(take()), numbers{2});
 }
@@ -93,21 +97,21 @@ TEST_F(BatchQueue, LateEntriesLeaveItTheOtherWay) {
   const auto late = take_late();
   EXPECT_FALSE(late.ready());
   const auto begin = queue::clock::now();
-  queue_->push(1, 20ms);
+  add(1, 20ms);
   const auto got = must(run_until(late));
   EXPECT_EQ(numbers_of(got), numbers{1});
   EXPECT_GE(queue::clock::now(), begin + 20ms);
   EXPECT_EQ(got[0].due - got[0].arrived, 20ms);
-  queue_->push(2);
-  queue_->push(3);
+  add(2);
+  add(3);
   EXPECT_EQ(numbers_in(take()), (numbers{2, 3}));
 }
 
 TEST_F(BatchQueue, LateEntriesAreInNoBatch) {
   use({.most = 2, .patience = 0ns});
-  queue_->push(1, -1ms);
-  queue_->push(2);
-  queue_->push(3, -1ms);
+  add(1, -1ms);
+  add(2);
+  add(3, -1ms);
   EXPECT_EQ(numbers_in(take()), numbers{2});
   EXPECT_EQ(queue_->size(), 2u);
   EXPECT_EQ(numbers_in(take_late()), (numbers{1, 3}));
@@ -116,15 +120,15 @@ TEST_F(BatchQueue, LateEntriesAreInNoBatch) {
 TEST_F(BatchQueue, EarlierDeadlineThatComesLaterIsSeen) {
   use({.most = 10, .patience = 1h});
   const auto late = take_late();
-  queue_->push(1, 1h);
-  queue_->push(2, 5ms);
+  add(1, 1h);
+  add(2, 5ms);
   EXPECT_EQ(numbers_in(late), numbers{2});
 }
 
 TEST_F(BatchQueue, WhatIsGivenBackComesFirstAndKeepsItsTimes) {
   use({.most = 2, .patience = 0ns});
   for (int i = 0; i < 4; ++i)
-    queue_->push(i, 1h);
+    add(i, 1h);
   auto batch = must(run_until(take()));
   const auto due = batch[0].due;
   EXPECT_TRUE(queue_->give_back(std::move(batch)));
@@ -136,7 +140,7 @@ TEST_F(BatchQueue, WhatIsGivenBackComesFirstAndKeepsItsTimes) {
 
 TEST_F(BatchQueue, LateWhenItIsGivenBack) {
   use({.most = 1, .patience = 0ns});
-  queue_->push(1, 5ms);
+  add(1, 5ms);
   auto batch = must(run_until(take()));
   const auto late = take_late();
   EXPECT_TRUE(is_ok(answer_of(after(10ms))));
@@ -148,8 +152,8 @@ TEST_F(BatchQueue, CloseEndsTheWaitsAndReturnsTheRest) {
   use({.most = 5, .patience = 1h});
   const auto batch = take();
   const auto late = take_late();
-  queue_->push(1);
-  queue_->push(2);
+  add(1);
+  add(2);
   EXPECT_EQ(numbers_of(queue_->close()), (numbers{1, 2}));
   EXPECT_TRUE(has_code(run_until(batch), errc::unavailable));
   EXPECT_TRUE(has_code(run_until(late), errc::unavailable));
@@ -166,10 +170,10 @@ TEST_F(BatchQueue, CancelledWaitTakesNothing) {
   use({.most = 2, .patience = 1h});
   const auto first = take();
   const auto second = take();
-  queue_->push(1);
+  add(1);
   first.cancel();
   EXPECT_TRUE(has_code(run_until(first), errc::cancelled));
-  queue_->push(2);
+  add(2);
   EXPECT_EQ(numbers_in(second), (numbers{1, 2}));
 }
 
@@ -179,7 +183,7 @@ task<> take_some(queue& from, std::uint64_t seed, std::vector<int>& taken) {
   while (true) {
     auto batch = co_await value_of(from.take());
     if (chance(random, 0.3)) {
-      from.give_back(std::move(batch));
+      EXPECT_TRUE(from.give_back(std::move(batch)));
       continue;
     }
     for (auto& x : batch)
@@ -208,8 +212,8 @@ TEST_F(BatchQueue, EachEntryLeavesItOnce) {
     const int count = 500;
     for (int i = 0; i < count; ++i) {
       const bool hurried = chance(random, 0.3);
-      queue_->push(i, hurried ? std::chrono::microseconds{pick(random, 0, 300)}
-                              : std::chrono::nanoseconds{1h});
+      add(i,
+          hurried ? std::chrono::microseconds{pick(random, 0, 300)} : std::chrono::nanoseconds{1h});
       if (chance(random, 0.2)) {
         // Something happens at the latest when this timer ends.
         after(std::chrono::microseconds{pick(random, 0, 300)})

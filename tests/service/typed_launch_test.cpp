@@ -120,7 +120,7 @@ TEST_F(TypedLaunch, WrongHandlesAndArgumentsAreRefused) {
   const auto good = to_bytes(factors{1, 1});
   const struct {
     const char* text;
-    std::vector<std::byte> arguments;
+    std::vector<std::uint8_t> arguments;
     std::vector<any_gpu_ref> reads;
     std::vector<any_gpu_ref> writes;
   } cases[] = {

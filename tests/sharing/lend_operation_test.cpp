@@ -30,6 +30,7 @@ using testing::gate;
 using testing::has_code;
 using testing::is_ok;
 using testing::must;
+using testing::same_bytes;
 using testing::settles;
 using testing::verb;
 
@@ -187,9 +188,7 @@ TEST(LendOperation, ThatIsTakenBackLeavesWhatItWas) {
 TEST(LendOperation, LeavesItToTheOtherProcessUntilTheLeaseGoes) {
   core_system system;
   const auto memory = allocate_bytes(system.device(), size);
-  const auto fill = [&] {
-    return answer_of(system.device().fill(memory, std::vector<std::byte>(1), {}));
-  };
+  const auto fill = [&] { return answer_of(system.device().fill(memory, same_bytes(memory), {})); };
   for (auto mode : {access_mode::read, access_mode::write, access_mode::read_write}) {
     const auto lent = lend(system, memory, mode);
     ASSERT_TRUE(is_ok(answer_of(lent)));

@@ -2,11 +2,16 @@
 #pragma once
 
 #include <troupe/error.hpp>
+#include <troupe/gpu_ref.hpp>
+#include <troupe/scalar.hpp>
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 namespace troupe::testing {
 
@@ -43,6 +48,12 @@ inline void must(const caf::expected<void>& x) {
 inline void must(const caf::error& e) {
   if (e)
     throw std::runtime_error(describe(e));
+}
+
+/// Returns an element of the buffer's type whose bytes are all the same.
+inline scalar same_bytes(const any_gpu_ref& ref, std::uint8_t byte = 0) {
+  const std::vector<std::byte> bytes(size_of(ref.type()), std::byte{byte});
+  return must(scalar::from_bytes(ref.type(), bytes));
 }
 
 } // namespace troupe::testing

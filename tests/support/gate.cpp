@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <new>
 #include <span>
@@ -87,10 +88,7 @@ std::shared_ptr<gate::state> state_at(std::span<const std::byte> path) {
       std::string{reinterpret_cast<const char*>(path.data()), path.size()});
 }
 
-std::vector<std::byte> bytes_of_text(const std::string& x) {
-  const auto bytes = std::as_bytes(std::span{x});
-  return {bytes.begin(), bytes.end()};
-}
+std::vector<std::uint8_t> bytes_of_text(const std::string& x) { return {x.begin(), x.end()}; }
 
 /// Workers run the same program, so the launches are registered there too.
 [[maybe_unused]] const bool registered = [] {

@@ -22,10 +22,7 @@ std::string text_of(std::span<const std::byte> x) {
   return {reinterpret_cast<const char*>(x.data()), x.size()};
 }
 
-std::vector<std::byte> bytes_of_text(const std::string& x) {
-  const auto bytes = std::as_bytes(std::span{x});
-  return {bytes.begin(), bytes.end()};
-}
+std::vector<std::uint8_t> bytes_of_text(const std::string& x) { return {x.begin(), x.end()}; }
 
 /// Workers run the same program, so the launches are registered there too.
 [[maybe_unused]] const bool registered = [] {

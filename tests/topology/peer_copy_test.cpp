@@ -77,7 +77,7 @@ protected:
 
   any_gpu_ref filled(int device, int value) {
     auto ref = allocate_bytes(system_.device(device), size);
-    must(answer_of(system_.device(device).fill(ref, {static_cast<std::byte>(value)}, {})));
+    must(answer_of(system_.device(device).fill(ref, static_cast<std::uint8_t>(value), {})));
     return ref;
   }
 
@@ -144,9 +144,9 @@ TEST_F(PeerCopy, KeepsItsPlaceInTheOrderOfBothDevices) {
   auto held = system_.device(1).launch(before.in_stream(), {}, {there}, {});
   before.wait_reached();
   auto copied = copy(there, here, 0);
-  auto overwritten = system_.device(0).fill(here, {std::byte{3}}, {});
+  auto overwritten = system_.device(0).fill(here, std::uint8_t{3}, {});
   auto back = copy(here, there, 1);
-  auto last = system_.device(1).fill(there, {std::byte{4}}, {});
+  auto last = system_.device(1).fill(there, std::uint8_t{4}, {});
   EXPECT_FALSE(copied->completed());
   EXPECT_FALSE(overwritten->completed());
   before.open();
@@ -164,8 +164,8 @@ TEST_F(PeerCopy, ALaneWakesTheOneThatWaitsForIt) {
   for (int value = 0; value < 200; ++value) {
     std::vector<std::byte> content(size, static_cast<std::byte>(value));
     auto written = system_.device(0).upload(here, borrow(content), {});
-    auto copied = copy(there, here, 1);                             // waits for the upload
-    auto freed = system_.device(0).fill(here, {std::byte{77}}, {}); // waits for the copy
+    auto copied = copy(there, here, 1);                              // waits for the upload
+    auto freed = system_.device(0).fill(here, std::uint8_t{77}, {}); // waits for the copy
     std::vector<std::byte> found(size);
     auto read = system_.device(1).download(there, borrow(found), {});
     for (auto& op : std::vector<std::shared_ptr<detail::operation>>{written, copied, freed, read})
@@ -182,7 +182,7 @@ TEST_F(PeerCopy, ALaneThatSkipsWakesTheOneThatWaitsForIt) {
     gate blocked;
     auto first = system_.device(0).launch(blocked.on_lane(), {}, {}, {});
     blocked.wait_reached();
-    auto taken_back = system_.device(0).fill(here, {std::byte{3}}, {});
+    auto taken_back = system_.device(0).fill(here, std::uint8_t{3}, {});
     auto copied = copy(there, here, 1);
     taken_back->cancel();
     blocked.open();
@@ -192,7 +192,7 @@ TEST_F(PeerCopy, ALaneThatSkipsWakesTheOneThatWaitsForIt) {
     EXPECT_TRUE(settles(*copied));
     EXPECT_TRUE(holds(here, 1));
     EXPECT_TRUE(holds(there, 1));
-    EXPECT_TRUE(is_ok(answer_of(system_.device(1).fill(there, {std::byte{1}}, {}))));
+    EXPECT_TRUE(is_ok(answer_of(system_.device(1).fill(there, std::uint8_t{1}, {}))));
   }
 }
 
@@ -209,7 +209,7 @@ TEST_F(PeerCopy, WithoutAccessTheLinkFails) {
   std::vector<std::byte> content(size);
   EXPECT_TRUE(has_code(answer_of(system_.device(2).download(target, borrow(content), {})),
                        errc::indeterminate));
-  EXPECT_TRUE(is_ok(answer_of(system_.device(2).fill(target, {std::byte{1}}, {}))));
+  EXPECT_TRUE(is_ok(answer_of(system_.device(2).fill(target, std::uint8_t{1}, {}))));
   EXPECT_TRUE(holds(target, 1));
 }
 
@@ -278,7 +278,7 @@ TEST_F(PeerCopy, AResetWaitsForNothingThatWaitsForIt) {
   auto first = system_.device(0).launch(blocked.on_lane(), {}, {}, {});
   blocked.wait_reached();
   auto allocated = system_.device(0).allocate(size, dtype::uint8, false, {});
-  auto written = system_.device(0).fill(here, {std::byte{3}}, {});
+  auto written = system_.device(0).fill(here, std::uint8_t{3}, {});
   auto copied = copy(here, there, 1);
   auto reset = system_.device(0).reset({});
   for (auto& op : std::vector<std::shared_ptr<detail::operation>>{written, copied})
@@ -429,7 +429,7 @@ protected:
   }
   any_gpu_ref filled(int value) {
     auto ref = allocate_bytes(system_.device(0), size);
-    must(answer_of(system_.device(0).fill(ref, {static_cast<std::byte>(value)}, {})));
+    must(answer_of(system_.device(0).fill(ref, static_cast<std::uint8_t>(value), {})));
     return ref;
   }
   std::shared_ptr<peer_copy_operation> copy_to(int device, const any_gpu_ref& source) {

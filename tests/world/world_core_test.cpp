@@ -36,6 +36,7 @@ using testing::host_work;
 using testing::is_ok;
 using testing::must;
 using testing::patience;
+using testing::same_bytes;
 using testing::settles;
 using testing::verb;
 using namespace std::chrono_literals;
@@ -165,9 +166,7 @@ class WaitingRequest : public ::testing::Test {
 protected:
   std::shared_ptr<detail::operation_of<detail::nothing>> fill(const any_gpu_ref& ref,
                                                               std::int32_t value) const {
-    std::vector<std::byte> element(sizeof value);
-    std::memcpy(element.data(), &value, sizeof value);
-    return system.device(ref.device()).fill(ref, element, {});
+    return system.device(ref.device()).fill(ref, value, {});
   }
   /// A download that has been started.
   struct reading {
@@ -468,7 +467,7 @@ TEST(WorldCore, EndsForOneCauseWhenARankStands) {
   EXPECT_TRUE(has_code(world.refs[0].access(), errc::indeterminate));
   for (std::size_t i = 0; i < 2; ++i)
     must(answer_of(
-        system.device(static_cast<int>(i)).fill(world.refs[i], std::vector<std::byte>(4), {})));
+        system.device(static_cast<int>(i)).fill(world.refs[i], same_bytes(world.refs[i]), {})));
   world.open();
   auto again = world.all_reduce();
   EXPECT_TRUE(is_ok(answer_of(again)));

@@ -20,6 +20,10 @@ namespace {
 /// @units bytes that CUDA unmaps in one call, about 0.4 ms, while other threads' driver calls wait
 constexpr std::uint64_t trim_step = std::uint64_t{1} << 28;
 
+/// The pause after each step. The driver's lock is not fair: without a pause, other calls wait for
+/// many steps.
+constexpr std::chrono::microseconds trim_pause{100};
+
 /// The longest wait of `trim_all` for streams.
 constexpr std::chrono::milliseconds trim_patience{50};
 
@@ -190,7 +194,7 @@ caf::error device_pool::trim_to(std::uint64_t bytes) noexcept {
     if (auto err = check(cudaMemPoolTrimTo(native(), static_cast<std::size_t>(keep)),
                          "cudaMemPoolTrimTo", ordinal()))
       return err;
-    std::this_thread::yield();
+    std::this_thread::sleep_for(trim_pause);
   }
   return {};
 }
