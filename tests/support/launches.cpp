@@ -81,7 +81,8 @@ pending<void> launch_death(const device& on) { return on.launch(death, {}, {}, {
 
 pending<void> launch_write(const device& on, const any_gpu_ref& to,
                            std::span<const std::byte> content) {
-  return on.launch(write, {content.begin(), content.end()}, {}, {to});
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(content.data());
+  return on.launch(write, {bytes, bytes + content.size()}, {}, {to});
 }
 
 pending<void> launch_copy(const device& on, const any_gpu_ref& to, const any_gpu_ref& from) {
