@@ -31,9 +31,10 @@ public:
   /// Returns the type; no enumerator without an element.
   dtype type() const noexcept { return type_; }
   /// Returns the element as it lies in memory; nothing without an element.
-  std::span<const std::byte> bytes() const noexcept {
+  std::span<const std::byte> bytes() const& noexcept {
     return std::as_bytes(std::span{&content_, 1}).first(size_of(type_));
   }
+  std::span<const std::byte> bytes() const&& = delete; // they would be gone
 
   friend bool operator==(const scalar&, const scalar&) = default;
 

@@ -172,7 +172,7 @@ launch_operation::launch_operation(launch_function function, const std::vector<a
   for (auto& x : writes)
     add_use(use_of(x, false, true));
   for (auto& x : uses())
-    host_functions_->declared.push_back({x.memory.get(), x.begin, x.end});
+    host_functions_->used.push_back(x.memory.get());
 }
 
 caf::expected<issue_outcome> launch_operation::issue(part& p, lane& on) {
@@ -196,7 +196,7 @@ void launch_operation::call(host_call& x) noexcept {
   auto& all = *x.among;
   if (all.failed.load(std::memory_order_relaxed))
     return; // it would use what the failed call left
-  const host_function_scope scope{all.declared};
+  const host_function_scope scope{all.used};
   auto error = call_launch([&] { return x.function(), caf::error{}; });
   if (!error)
     return;

@@ -96,7 +96,7 @@ public:
   };
   struct host_functions {
     std::deque<host_call> calls;
-    std::vector<declared_range> declared;
+    std::vector<const buffer*> used;
     std::weak_ptr<completion> of; ///< weak: it may be abandoned before they are called
     int device = -1;
     std::uint64_t generation = 0;

@@ -29,7 +29,7 @@ caf::error stale_error(const any_gpu_ref& ref) {
 caf::error check_content(const detail::buffer& memory, std::size_t begin, std::size_t end) {
   if (detail::callable_scope::covers(memory, begin, end))
     return memory.check_determinate(begin, end);
-  if (detail::callable_scope::runs() || detail::host_function_scope::refuses(memory, begin, end))
+  if (detail::callable_scope::refuses(memory) || detail::host_function_scope::refuses(memory))
     return make_error({.code = errc::invalid_argument,
                        .detail = "the launch reads or writes a buffer that is in none of its lists",
                        .device = memory.home().ordinal(),

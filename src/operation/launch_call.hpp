@@ -10,8 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <span>
 #include <string_view>
+#include <vector>
 
 namespace troupe::detail {
 
@@ -53,8 +53,12 @@ public:
   callable_scope(const callable_scope&) = delete;
   callable_scope& operator=(const callable_scope&) = delete;
 
-  /// Returns whether a callable runs on this thread.
-  static bool runs() noexcept { return runs_ != nullptr; }
+  /// Returns whether a callable runs on this thread whose operation does not use the buffer.
+  static bool refuses(const buffer& memory) noexcept {
+    return runs_ != nullptr && std::ranges::none_of(runs_->uses(), [&](const use& u) {
+             return u.memory.get() == &memory;
+           });
+  }
 
   /// Returns whether the operation of this thread's callable uses all of [begin, end).
   static bool covers(const buffer& memory, std::size_t begin, std::size_t end) noexcept {
@@ -67,36 +71,22 @@ private:
   static inline thread_local const operation* runs_ = nullptr;
 };
 
-/// A range that a launch has declared. The buffer may be gone.
-struct declared_range {
-  const buffer* memory = nullptr;
-  std::size_t begin = 0;
-  std::size_t end = 0;
-};
-
-/// Marks that a host function of a launch runs on this thread, which has declared these ranges. The
-/// operation may be over by then.
+/// Marks that a host function of a launch runs on this thread, and which buffers the launch uses.
+/// The operation may be over by then, and the buffers gone.
 class host_function_scope {
 public:
-  explicit host_function_scope(std::span<const declared_range> declared) noexcept {
-    declared_ = &declared_here_;
-    declared_here_ = declared;
-  }
-  ~host_function_scope() { declared_ = nullptr; }
+  explicit host_function_scope(const std::vector<const buffer*>& used) noexcept { used_ = &used; }
+  ~host_function_scope() { used_ = nullptr; }
   host_function_scope(const host_function_scope&) = delete;
   host_function_scope& operator=(const host_function_scope&) = delete;
 
-  /// Returns whether a host function runs on this thread whose launch has not declared all of
-  /// [begin, end).
-  static bool refuses(const buffer& memory, std::size_t begin, std::size_t end) noexcept {
-    return declared_ != nullptr && std::ranges::none_of(*declared_, [&](const declared_range& x) {
-             return x.memory == &memory && x.begin <= begin && end <= x.end;
-           });
+  /// Returns whether a host function runs on this thread whose launch does not use the buffer.
+  static bool refuses(const buffer& memory) noexcept {
+    return used_ != nullptr && std::ranges::find(*used_, &memory) == used_->end();
   }
 
 private:
-  std::span<const declared_range> declared_here_;
-  static inline thread_local const std::span<const declared_range>* declared_ = nullptr;
+  static inline thread_local const std::vector<const buffer*>* used_ = nullptr;
 };
 
 } // namespace troupe::detail

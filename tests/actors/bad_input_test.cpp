@@ -748,10 +748,11 @@ TEST_F(BadInput, MoreQueuedThanTheBound) {
   ASSERT_TRUE(is_ok(answer_of(devices[0].stats()))); // the lane has issued the launch
   std::vector<pending<void>> accepted;
   std::optional<pending<void>> refused;
+  const auto one = same_bytes(recv[0], 1);
   const request_options refuse{.room = room_policy::refuse};
   // The streams have room for one, the queue for eight. The lane needs time to take the first one.
   ASSERT_TRUE(eventually([&] {
-    auto x = devices[0].fill(recv[0], 1.0f, refuse);
+    auto x = devices[0].fill(recv[0], one, refuse);
     if (x.ready())
       refused = x;
     else
@@ -759,10 +760,10 @@ TEST_F(BadInput, MoreQueuedThanTheBound) {
     return accepted.size() >= 9;
   }));
   EXPECT_TRUE(!refused || has_code(answer_of(*refused), errc::overloaded));
-  EXPECT_TRUE(has_code(answer_of(devices[0].fill(recv[0], 1.0f, refuse)), errc::overloaded));
+  EXPECT_TRUE(has_code(answer_of(devices[0].fill(recv[0], one, refuse)), errc::overloaded));
   caf::scoped_actor self{system->get()};
   EXPECT_TRUE(has_code(
-      detail::ask<void>(self, must(devices[0].actor()), patience, fill{recv[0], 1.0f, refuse}),
+      detail::ask<void>(self, must(devices[0].actor()), patience, fill{recv[0], one, refuse}),
       errc::overloaded));
   EXPECT_TRUE(
       has_code(answer_of(under_test->all_reduce(send, reduce_op::sum, refuse)), errc::overloaded));

@@ -212,7 +212,7 @@ TEST(Device, FillsEveryType) {
   auto ref = must(d.allocate<float>(77));
   EXPECT_TRUE(is_ok(answer_of(d.fill(ref, 1.25F))));
   EXPECT_EQ(must(d.download(ref)), std::vector<float>(77, 1.25F));
-  EXPECT_TRUE(is_ok(ask<void>(system, must(d.actor()), fill{ref, 0.0f})));
+  EXPECT_TRUE(is_ok(ask<void>(system, must(d.actor()), fill{ref, same_bytes(ref)})));
   EXPECT_EQ(must(d.download(ref)), std::vector<float>(77, 0.F));
 }
 
@@ -610,7 +610,7 @@ TEST(DeviceLife, ResetAnswersWhatWasThere) {
   std::vector<std::byte> bytes(ref.size_bytes());
   auto reading = d.download(ref, std::span{bytes});
   caf::scoped_actor self{system.get()};
-  auto message = detail::request(self, actor, patience, fill{ref, 0.0f});
+  auto message = detail::request(self, actor, patience, fill{ref, same_bytes(ref)});
   ASSERT_TRUE(is_ok(ask<void>(system, actor, watch_generation{}))); // so the fill has been admitted
   auto reset = d.reset();
   for (auto& x : {issued, behind, queued, reading})
@@ -1004,9 +1004,9 @@ TEST_F(DeviceOrder, DeadlineOfWhatIsQueued) {
   hold_lane();
   auto late = set(ref, 2, {.deadline = 30ms});
   EXPECT_TRUE(has_code(answer_of(late), errc::deadline_exceeded));
-  EXPECT_TRUE(
-      has_code(ask<void>(system, system.device_actor(), fill{ref, 3.0f, {.deadline = 30ms}}),
-               errc::deadline_exceeded));
+  EXPECT_TRUE(has_code(
+      ask<void>(system, system.device_actor(), fill{ref, same_bytes(ref, 3), {.deadline = 30ms}}),
+      errc::deadline_exceeded));
   EXPECT_TRUE(has_code(ref.access(), errc::skipped));
   lane.open();
   EXPECT_TRUE(

@@ -34,11 +34,7 @@ constexpr request_options late{.deadline = -1ns};
 class Skipped : public ::testing::Test {
 protected:
   ::testing::AssertionResult is(const any_gpu_ref& ref, std::int32_t x) {
-    std::vector<std::byte> all;
-    for (std::size_t i = 0; i < ref.count(); ++i)
-      for (auto b : scalar{x}.bytes())
-        all.push_back(b);
-    return holds(d_, ref, all);
+    return holds(d_, ref, std::vector<std::int32_t>(ref.count(), x));
   }
   any_gpu_ref filled_with(std::int32_t x) {
     auto ref = must(answer_of(d_.allocate(dtype::int32, count)));
