@@ -1,8 +1,9 @@
 # Runs cpack in BUILD_DIR, with the output in WORK, and checks what the packages have.
 #
-#   SHARED       whether the library is a shared one: only then there is a runtime package
-#   SONAME       its version, as 0.1
-#   SOURCE_DIR   the sources of troupe; all headers in include/ must be in the packages
+#   SHARED            whether the library is a shared one: only then there is a runtime package
+#   SONAME            its version, as 0.1
+#   CAF_LIBRARY_DIR   the folder of CAF's libraries
+#   SOURCE_DIR        the sources of troupe; all headers in include/ must be in the packages
 
 cmake_minimum_required(VERSION 3.25)
 
@@ -102,6 +103,13 @@ if(SHARED)
   list(APPEND expected ${so_files})
 endif()
 expect_files("the archive" "${files}" ${expected})
+# Its programs find the shared library beside them.
+execute_process(COMMAND "${CMAKE_COMMAND}" -E env "LD_LIBRARY_PATH=${CAF_LIBRARY_DIR}"
+    "${top}/bin/troupe-worker" --help
+  OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE result)
+if(result)
+  message(SEND_ERROR "troupe-worker of the archive does not start:\n${output}")
+endif()
 
 if(NOT DPKG_DEB)
   return()
