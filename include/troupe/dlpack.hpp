@@ -78,10 +78,9 @@ struct dlpack_export {
   /// What the consumer does. With `read`, requests may read the memory meanwhile, and the tensor
   /// is flagged as read-only; an unversioned tensor cannot say so.
   access_mode mode = access_mode::read_write;
-  /// The stream in which the consumer works: what it puts there from now on comes after all that
-  /// was requested on the memory, and the host does not wait. None: `to_dlpack` waits until that is
-  /// over. The numbers of Python's array API are values of the pointer: 1 is the legacy default
-  /// stream.
+  /// The stream in which the consumer works. When it drops the tensor, later requests wait for the
+  /// work that is in this stream then. None: the consumer drops the tensor when its work is over.
+  /// The numbers of Python's array API are values of the pointer: 1 is the legacy default stream.
   std::optional<CUstream_st*> stream = {};
   std::vector<std::int64_t> shape = {}; ///< as many elements as the handle; empty: one dimension
   request_options options = {};
@@ -175,15 +174,16 @@ caf::expected<any_gpu_ref> import_tensor(const device& to, Tensor* tensor, dlpac
 
 } // namespace detail
 
-/// Hands the memory of `ref`, on device `from`, over to the consumer of the tensor. Until the
-/// consumer calls the tensor's deleter, which it may do on any thread:
+/// Hands the memory of `ref`, on device `from`, over to the consumer of the tensor. Blocks until
+/// all earlier requests on it are over; what any stream does with it from then on comes after them.
+/// Until the consumer calls the tensor's deleter, which it may do on any thread:
 /// - the memory, the device and the actor system are kept alive; `~actor_system` waits;
 /// - requests that conflict with `dlpack_export::mode`, on any part of the buffer of which `ref`
 /// may
 ///   be a slice, and resets of the device get errc::buffer_acquired.
-/// From then on, requests wait for the work that is in the consumer's stream at that time. Blocks.
 /// A tensor of a virtual device is in host memory (kDLCPU).
-/// @errors those of `device::acquire`; errc::shape_mismatch; errc::not_supported: the device is in
+/// @errors those of `device::acquire`, such as errc::indeterminate: an earlier request that writes
+///         the memory has failed; errc::shape_mismatch; errc::not_supported: the device is in
 ///         another process, a stream for a virtual device, or `cudaStreamPerThread`;
 ///         errc::would_block
 inline caf::expected<dlpack_ptr> to_dlpack(const device& from, const any_gpu_ref& ref,

@@ -26,9 +26,8 @@ caf::error check_stream(const foreign_stream& stream);
 /// actor system alive.
 class lent_memory {
 public:
-  /// Blocks until all earlier work on the memory is over, or, with a stream, until it is certain
-  /// that work which is put into `stream` from now on comes after it. The memory is given back
-  /// behind the work that is then in `stream`.
+  /// Blocks until all earlier work on the memory is over. The memory is given back behind the work
+  /// that is then in `stream`.
   /// @errors those of `device::acquire`; errc::would_block
   static caf::expected<std::shared_ptr<lent_memory>> lend(const device& on, const any_gpu_ref& ref,
                                                           access_mode mode, foreign_stream stream,
