@@ -70,6 +70,7 @@ field run_serially(field now, const settings& s) {
   return now;
 }
 
+// [launch]
 /// The launch: computes the rows of `next` from the same rows of `now`, which has one row more
 /// above them and one below. Runs in the process of the device.
 caf::error enqueue_heat(troupe::launch_context& context, const std::size_t& columns,
@@ -84,7 +85,9 @@ caf::error enqueue_heat(troupe::launch_context& context, const std::size_t& colu
     heat_on_host(from, to, rows, width);
   });
 }
+// [launch]
 
+// [part]
 /// The rows of one rank: 1 to `rows`. Row 0 belongs to the rank above, and the last one to the rank
 /// below.
 struct part {
@@ -104,7 +107,9 @@ struct part {
                                {rows_at(step + 1, row, count)});
   }
 };
+// [part]
 
+// [step]
 /// Begins one time step of one rank, and does not wait for it. The rows at the borders come first,
 /// because the neighbors need them. While these travel, the device computes the others. The library
 /// orders all requests by the rows that they read and write, also those of different steps.
@@ -125,6 +130,7 @@ troupe::pending<void> begin_step(const part& p, std::size_t step) {
   p.rank.exchange(sends, recvs);
   return p.compute(step, 2, p.rows - 2);
 }
+// [step]
 
 /// Splits the plate, and uploads both fields of each rank: no step writes the plate's first and
 /// last row.
@@ -158,6 +164,7 @@ caf::expected<field> run_on_devices(const troupe::world& world, field plate, con
   if (!parts)
     return parts.error();
   const auto begin = std::chrono::steady_clock::now();
+  // [run]
   std::vector<troupe::pending<void>> last(parts->size());
   for (std::size_t step = 0; step < s.steps; ++step) {
     for (std::size_t r = 0; r < parts->size(); ++r)
@@ -166,6 +173,7 @@ caf::expected<field> run_on_devices(const troupe::world& world, field plate, con
       if (auto done = troupe::when_all(last).wait(); !done)
         return done.error();
   }
+  // [run]
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
   std::printf("%zu steps in %.3f s: %.3g places per second\n", s.steps, time.count(),
               static_cast<double>(s.steps * s.rows * s.columns) / time.count());

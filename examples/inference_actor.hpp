@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+// [message]
 /// What a client sends. The answer is a `host_buffer` with the outputs.
 struct question {
   troupe::host_buffer inputs = {};
@@ -24,6 +25,7 @@ CAF_BEGIN_TYPE_ID_BLOCK(inference, ::troupe::first_message_type_id)
 CAF_ADD_TYPE_ID(inference, (question))
 CAF_END_TYPE_ID_BLOCK(inference)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(question) // it stays in this process
+// [message]
 
 /// The launches, as registered in the processes of the replicas.
 inline constexpr const char* dense_launch = "inference.dense";
@@ -50,6 +52,7 @@ public:
       : event_based_actor(cfg), replicas_(std::move(replicas)), weights_(std::move(weights)),
         settings_(settings), waiting_(settings.batches), counts_(counts) {}
 
+  // [behavior]
   caf::behavior make_behavior() override {
     for (auto& device : replicas_)
       loops_.push_back(start(serve(device)));
@@ -57,8 +60,10 @@ public:
     return {troupe::runs_tasks(), [this](const question& x) { return accept(x); },
             [this](const troupe::shutdown&) { start(end()); }};
   }
+  // [behavior]
 
 private:
+  // [accept]
   /// A request without an answer.
   struct open_request {
     troupe::host_buffer inputs;
@@ -83,7 +88,9 @@ private:
       answer.deliver(ended());
     return answer;
   }
+  // [accept]
 
+  // [serve]
   /// Answers batches on one replica, until the queue is closed.
   troupe::task<> serve(troupe::device device) {
     while (true) {
@@ -100,7 +107,9 @@ private:
       ++counts_.losses;
     }
   }
+  // [serve]
 
+  // [load]
   /// Loads the model. If the device was lost, the requests wait until it is back.
   troupe::task<model> load(troupe::device device) {
     const auto type = troupe::dtype::float32;
@@ -112,7 +121,9 @@ private:
     co_await troupe::value_of(device.upload(result.weights, troupe::host_buffer{weights_}));
     co_return result;
   }
+  // [load]
 
+  // [infer]
   /// Runs a batch, until the first deadline. The last answer tells of every failure, since outputs
   /// that were not written cannot be read.
   troupe::task<troupe::host_buffer> infer(const troupe::device& device, const model& memory,
@@ -131,7 +142,9 @@ private:
     co_await troupe::value_of(device.download(outputs, result, {.deadline = left}));
     co_return result;
   }
+  // [infer]
 
+  // [finish]
   /// Answers a batch. If its replica was lost or the first deadline is over, it goes back instead:
   /// any replica may run it again, until the deadlines.
   void finish(queue::batch batch, const caf::expected<troupe::host_buffer>& outputs, bool lost) {
@@ -147,6 +160,7 @@ private:
     for (std::size_t k = 0; k < batch.size(); ++k)
       answer(batch[k], outputs ? outputs->slice(k * row, row) : outputs);
   }
+  // [finish]
 
   troupe::task<> refuse_late() {
     while (true) {
@@ -176,6 +190,7 @@ private:
            counts_.losses == 0 && device.ordinal() == replicas_.back().ordinal();
   }
 
+  // [end]
   troupe::task<> end() {
     for (auto& x : waiting_.close()) // ends the loops
       answer(x, ended());
@@ -183,6 +198,7 @@ private:
       co_await x;
     quit();
   }
+  // [end]
 
   const std::vector<troupe::device> replicas_;
   const std::vector<float> weights_;

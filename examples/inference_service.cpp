@@ -58,6 +58,7 @@ numbers random_numbers(std::size_t count, std::mt19937& random) {
 
 // -- launches, in the process of the device
 
+// [launch]
 caf::error enqueue_dense(troupe::launch_context& context, std::span<const float> weights,
                          std::span<const float> inputs, std::span<float> outputs) {
   const auto count = outputs.size() / model_outputs;
@@ -70,6 +71,7 @@ caf::error enqueue_dense(troupe::launch_context& context, std::span<const float>
     dense_on_host(w, x, y, count);
   });
 }
+// [launch]
 
 /// Ends the process, as a fault would.
 caf::error die(troupe::launch_context&) {
@@ -107,6 +109,7 @@ private:
     const auto inputs = random_numbers(model_inputs, random_);
     numbers want(model_outputs);
     dense_on_host(weights_.data(), inputs.data(), want.data(), 1);
+    // [request]
     troupe::request(this, service_, question{troupe::host_buffer{inputs}},
                     std::chrono::milliseconds{settings_.deadline_ms})
         .then(
@@ -124,6 +127,7 @@ private:
                 report(why);
               count(to);
             });
+    // [request]
   }
 
   void count(result& x) {
@@ -200,6 +204,7 @@ caf::error run(caf::actor_system& sys, const std::vector<troupe::device>& replic
 } // namespace
 
 int main(int argc, char** argv) {
+  // [main]
   troupe::register_messages<caf::id_block::inference>();
   auto registered = troupe::register_launch(dense_launch, troupe::typed_launch(enqueue_dense));
   if (!registered)
@@ -208,6 +213,7 @@ int main(int argc, char** argv) {
     return report(registered);
   if (auto status = troupe::worker_main(argc, argv)) // this program is also its own worker
     return *status;
+  // [main]
 
   settings s;
   CLI::App app{"An inference service with dynamic batches on two replicas of a model"};

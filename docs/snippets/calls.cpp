@@ -40,6 +40,8 @@ void of_a_rank(const troupe::world_rank& me) {
     const auto buffer = allocate(part);
     all.push_back(me.all_reduce(buffer, op));
     all.push_back(me.broadcast(buffer, root));
+    all.push_back(me.reduce(buffer, root, op));
+    all.push_back(me.all_reduce(buffer, {.deadline = 2s}));
   }
   {
     const auto send = allocate(part);
@@ -100,7 +102,8 @@ void of_a_rank(const troupe::world_rank& me) {
     all.push_back(me.exchange(sends, recvs));
   }
   const double factor = 2;
-  all.push_back(me.run(troupe::all_reduce{{x}, {}, troupe::reduce_op::premul_sum, {}, {factor}}));
+  all.push_back(me.run(
+      troupe::all_reduce{.send = {x}, .op = troupe::reduce_op::premul_sum, .factors = {factor}}));
   all.push_back(me.barrier());
   for (auto& call : all)
     must(call.wait());
@@ -124,7 +127,9 @@ void of_all_ranks(const troupe::world& world) {
     check(world.device_of(rank).ordinal() == 0, "the device");
     const std::size_t count = part;
     check(must(world.allocate<float>(count)).size() == world.size(), "the handles");
-    all.push_back(world.broadcast(buffers[root], buffers, root));
+    all.push_back(world.broadcast(buffers, root));
+    all.push_back(world.reduce(buffers, root, op));
+    all.push_back(world.all_reduce(buffers, {.deadline = 2s}));
   }
   {
     const auto sends = allocate(part);
@@ -166,6 +171,21 @@ void of_all_ranks(const troupe::world& world) {
   all.push_back(world.barrier());
   for (auto& call : all)
     must(call.wait());
+  {
+    const auto refs = allocate(part);
+    const auto value = 0.5f;
+    const std::vector<std::vector<float>> parts(n, std::vector<float>(part, 4));
+    must(world.fill(refs, value).wait());
+    must(world.upload(refs, parts).wait());
+    check(must(world.download(refs)) == parts, "the download of all ranks");
+    const auto* name = "nothing";
+    const auto arguments = troupe::to_bytes(value);
+    const std::vector<std::vector<troupe::any_gpu_ref>> reads{troupe::any(refs)};
+    const auto& writes = reads;
+    must(world.launch(name, arguments, reads, writes).wait());
+    const auto f = [](troupe::launch_context&, std::size_t) { return caf::error{}; };
+    must(world.launch(f, reads, writes).wait());
+  }
   const std::vector<std::int32_t> colors(n, 0);
   const std::vector<std::int32_t> keys(n, 0);
   const auto* name = "again";
@@ -195,6 +215,7 @@ void of_a_device(const troupe::device& device, const troupe::topology& topology)
   device.upload(ref, std::move(data));
   device.accept(ref);
   check(device.ordinal() == 0, "the ordinal");
+  check(must(device.stats().wait()).device == 0, "the statistics");
   CUstream_st* const stream = nullptr;
   const auto mode = troupe::access_mode::read;
   const auto acquired = device.acquire(ref, mode, stream).wait();
@@ -210,7 +231,12 @@ void as_messages(caf::actor_system& sys, const troupe::world& world) {
   std::vector<decltype(troupe::request(self, world.rank(0), troupe::all_reduce{}, 2s))> answers;
   for (std::size_t r = 0; r < world.size(); ++r) {
     const auto mine = must(world.device_of(r).allocate<float>(part, true));
-    answers.push_back(troupe::request(self, world.rank(r), troupe::all_reduce{{mine}}, 2s));
+    answers.push_back(troupe::request(self, world.rank(r), troupe::all_reduce{.send = {mine}}, 2s));
+    const auto rank = static_cast<std::int32_t>(r);
+    const auto& actor = world.actor();
+    answers.push_back(troupe::request(
+        self, actor, troupe::rank_local{.rank = rank, .call = troupe::all_reduce{.send = {mine}}},
+        2s));
   }
   for (auto& x : answers)
     std::move(x).receive([](const troupe::collective_done&) {},
@@ -219,6 +245,7 @@ void as_messages(caf::actor_system& sys, const troupe::world& world) {
 
 void run(caf::actor_system& sys) {
   check(troupe::all_devices(sys).size() >= 2, "two devices");
+  must(troupe::register_launch("nothing", [](auto&&...) { return caf::error{}; }));
   {
     const auto two = troupe::world::open(sys, {.devices = {0, 1}});
     check(must(two).size() == 2, "two ranks");

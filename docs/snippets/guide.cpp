@@ -7,11 +7,11 @@
 
 #if TROUPE_HAS_CUDA
 #include "../../examples/kernel_between.hpp"
+#include <troupe/cuda_error.hpp>
 #endif
 
 #include <chrono>
 #include <cstddef>
-#include <cstring>
 #include <iostream>
 #include <iterator>
 #include <span>
@@ -38,10 +38,8 @@ float fill_ranks(const troupe::world& world, const std::vector<troupe::gpu_ref<f
 
 void check_all(const troupe::world& world, const std::vector<troupe::gpu_ref<float>>& refs,
                float wanted, const char* what) {
-  for (std::size_t rank = 0; rank < refs.size(); ++rank)
-    check(must(world.device_of(rank).download(refs[rank])) ==
-              std::vector<float>(refs[rank].count(), wanted),
-          what);
+  for (auto& x : must(world.download(refs)))
+    check(x == std::vector<float>(count, wanted), what);
 }
 
 void four_ways_to_wait(const troupe::world& world,
@@ -62,18 +60,37 @@ void four_ways_to_wait(const troupe::world& world,
   must(std::move(done));
 }
 
-void several_at_once(const troupe::world& world, const std::vector<troupe::gpu_ref<float>>& refs) {
-  std::vector<std::vector<float>> data;
-  for (std::size_t rank = 0; rank < world.size(); ++rank)
-    data.emplace_back(count, static_cast<float>(rank));
+void several_as_one(const troupe::world& world, const std::vector<troupe::gpu_ref<float>>& refs) {
   // [when-all]
-  std::vector<troupe::pending<void>> uploads;
+  auto both = troupe::when_all(world.fill(refs, 1), world.device_of(0).stats());
+  std::vector<troupe::pending<troupe::device_stats>> asked;
   for (std::size_t rank = 0; rank < world.size(); ++rank)
-    uploads.push_back(world.device_of(rank).upload(refs[rank], data[rank]));
-  auto done = troupe::when_all(uploads).wait(); // the first error, when all are over
+    asked.push_back(world.device_of(rank).stats());
+  auto stats = troupe::when_all(asked).wait(); // a vector, or the first error, when all are over
   // [when-all]
-  must(std::move(done));
-  check_all(world, {refs[0]}, 0, "the upload of rank 0");
+  must(both.wait());
+  check(must(std::move(stats)).size() == world.size(), "the statistics");
+}
+
+void time_limits(const troupe::world& world, const std::vector<troupe::gpu_ref<float>>& refs) {
+  // [after]
+  auto filled = world.fill(refs, 2);
+  auto first = troupe::when_any(std::vector{filled, troupe::after(5s)}).wait(); // 1: too late
+  // [after]
+  check(must(std::move(first)) == 0, "the first of two");
+}
+
+void all_ranks(const troupe::world& world, const std::vector<troupe::gpu_ref<float>>& refs) {
+  const std::vector<std::vector<float>> parts(world.size(), std::vector<float>(count, 3));
+  // [all-ranks]
+  world.upload(refs, parts); // parts[r] to rank r; one vector of numbers: the same to each rank
+  world.launch("scale", troupe::to_bytes(2.0f), {troupe::any(refs)}, {troupe::any(refs)});
+  world.all_reduce(refs, {.deadline = 2s});
+  auto results = world.download(refs); // a vector of numbers for each rank
+  // [all-ranks]
+  for (auto& x : must(std::move(results)))
+    for (std::size_t i = 0; i < count; ++i)
+      check(x[i] == static_cast<float>(world.size() * (6 + i % 7)), "the requests to all ranks");
 }
 
 // [actor]
@@ -86,11 +103,10 @@ public:
     auto on_error = [this](const caf::error& why) { quit(why); };
     for (std::size_t rank = 0; rank < world_.size(); ++rank)
       troupe::request(this, world_.device_of(rank),
-                      troupe::upload{refs_[rank], troupe::host_buffer{std::vector<float>(
-                                                      count, static_cast<float>(rank + 1))}},
+                      troupe::fill{.target = refs_[rank], .element = static_cast<float>(rank + 1)},
                       2s)
           .then([] {}, on_error);
-    troupe::request(this, world_, troupe::all_reduce{troupe::any(refs_)}, 2s) // after the uploads
+    troupe::request(this, world_, troupe::all_reduce{.send = troupe::any(refs_)}, 2s) // then sums
         .then(
             [](const troupe::collective_done& sum) { // every rank has it
               std::cout << "all_reduce #" << sum.operation << " is done\n";
@@ -112,7 +128,7 @@ void messages(caf::actor_system& sys, const troupe::world& world,
   check_all(world, refs, static_cast<float>(world.size() * (world.size() + 1) / 2), "the actor");
   const auto sum = fill_ranks(world, refs);
   // [blocking-actor]
-  troupe::request(self, world, troupe::all_reduce{troupe::any(refs)}, 2s)
+  troupe::request(self, world, troupe::all_reduce{.send = troupe::any(refs)}, 2s)
       .receive([](const troupe::collective_done&) { /* every rank has the sum */ },
                [](const caf::error& why) { std::cerr << troupe::describe(why) << '\n'; });
   // [blocking-actor]
@@ -230,8 +246,9 @@ void groups(const troupe::world& world) {
   // [split]
   check(must(std::move(halves)).size() == 2, "two halves");
   // [group]
-  auto done = world.run(troupe::group{
-      {troupe::all_reduce{troupe::any(grads)}, troupe::broadcast{scale[0], troupe::any(scale)}}});
+  auto done =
+      world.run(troupe::group{{troupe::all_reduce{.send = troupe::any(grads)},
+                               troupe::broadcast{.send = scale[0], .recv = troupe::any(scale)}}});
   // [group]
   must(done.wait());
 }
@@ -265,10 +282,7 @@ caf::error run_my_kernel(float*, std::size_t, float, CUstream_st*) {
 }
 #else
 caf::error run_my_kernel(float* x, std::size_t n, float factor, CUstream_st* stream) {
-  const auto code = launch_scale(x, n, factor, stream);
-  return code == cudaSuccess
-             ? caf::error{}
-             : troupe::make_error(troupe::errc::launch_failed, cudaGetErrorString(code));
+  return troupe::error_of(launch_scale(x, n, factor, stream)); // troupe/cuda_error.hpp
 }
 #endif
 
@@ -292,31 +306,23 @@ void kernels(const troupe::device& device) {
 }
 
 // [register-launch]
-caf::error scale(troupe::launch_context& context, std::span<const troupe::any_gpu_ref> /*reads*/,
-                 std::span<const troupe::any_gpu_ref> writes,
-                 std::span<const std::byte> arguments) {
-  float factor = 1;
-  if (writes.size() != 1 || arguments.size() != sizeof factor)
-    return troupe::make_error(troupe::errc::invalid_argument, "scale takes a buffer and a factor");
-  std::memcpy(&factor, arguments.data(), sizeof factor);
-  auto data = writes[0].access();
-  if (!data)
-    return data.error();
-  auto* x = static_cast<float*>(*data);
+/// Works in place: its buffer is in both lists of a request, so it gets it twice.
+caf::error scale(troupe::launch_context& context, const float& factor, std::span<const float>,
+                 std::span<float> x) {
   if (context.cuda_stream() != nullptr)
-    return run_my_kernel(x, writes[0].count(), factor, context.cuda_stream());
-  return context.run_on_host([=, n = writes[0].count()] { scale_on_host(x, n, factor); });
+    return run_my_kernel(x.data(), x.size(), factor, context.cuda_stream());
+  return context.run_on_host([=, factor = factor] { scale_on_host(x.data(), x.size(), factor); });
 }
 // [register-launch]
 
 void launches_by_name(const troupe::device& device) {
   // [register-call]
-  auto registered = troupe::register_launch("scale", scale); // in main, before worker_main
+  auto registered = troupe::register_launch("scale", troupe::typed_launch(scale));
   // [register-call]
   must(registered);
   auto x = must(device.allocate<float>(count, true));
   // [launch-by-name]
-  auto done = device.launch("scale", troupe::to_bytes(2.0f), {x}, {x});
+  auto done = device.launch("scale", troupe::to_bytes(2.0f), /* reads */ {x}, /* writes */ {x});
   // [launch-by-name]
   must(done.wait());
   check(must(device.download(x))[6] == 6, "the launch by name");
@@ -408,7 +414,8 @@ void run(caf::actor_system& sys) {
   const auto world = must(troupe::world::open(sys, {.devices = {0, 1, 2, 3}}));
   const auto refs = must(world.allocate<float>(count));
   four_ways_to_wait(world, refs);
-  several_at_once(world, refs);
+  several_as_one(world, refs);
+  time_limits(world, refs);
   messages(sys, world, refs);
   world_as_an_actor(sys);
   coroutines(sys, world, refs);
@@ -418,6 +425,7 @@ void run(caf::actor_system& sys) {
   host_memory(world);
   kernels(world.device_of(0));
   launches_by_name(world.device_of(0));
+  all_ranks(world, refs);
   copies(sys, world);
   errors(world);
   shared(world, refs);

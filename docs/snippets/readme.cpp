@@ -3,7 +3,6 @@
 #include <caf/actor_system.hpp>
 
 #include <chrono>
-#include <cstddef>
 #include <iostream>
 
 using namespace std::chrono_literals;
@@ -26,9 +25,8 @@ int main(int argc, char** argv) {
   auto grads = world->allocate<float>(1 << 24); // one handle per rank
   if (!grads)
     return fail(grads.error());
-  for (std::size_t rank = 0; rank < world->size(); ++rank)
-    world->device_of(rank).fill((*grads)[rank], 1.0f); // no wait: the sum is ordered after it
-  auto sum = world->all_reduce(*grads, troupe::reduce_op::sum, {.deadline = 2s});
+  world->fill(*grads, 1.0f); // no wait: the sum is ordered after it
+  auto sum = world->all_reduce(*grads, {.deadline = 2s});
   if (auto done = sum.wait(); !done)
     return fail(done.error());
   std::cout << "every element of each rank is " << world->size() << '\n';

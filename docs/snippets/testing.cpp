@@ -29,11 +29,10 @@ TEST(MySums, AreRightOnFourVirtualDevices) {
   for (std::size_t rank = 0; rank < world->size(); ++rank)
     world->device_of(rank).fill((*data)[rank], static_cast<std::int32_t>(rank));
   world->all_reduce(*data);
-  for (std::size_t rank = 0; rank < world->size(); ++rank) {
-    auto result = world->device_of(rank).download((*data)[rank]);
-    ASSERT_TRUE(result) << troupe::describe(result.error());
-    EXPECT_EQ(*result, std::vector<std::int32_t>(1000, 0 + 1 + 2 + 3));
-  }
+  auto results = world->download(*data);
+  ASSERT_TRUE(results) << troupe::describe(results.error());
+  for (auto& result : *results)
+    EXPECT_EQ(result, std::vector<std::int32_t>(1000, 0 + 1 + 2 + 3));
 }
 // [virtual]
 
@@ -62,8 +61,7 @@ TEST(MySums, GoOnAfterARankStoodStill) {
   // The memory is indeterminate until it is overwritten; the world has another communicator.
   auto unreadable = world->device_of(0).download((*data)[0]);
   EXPECT_EQ(troupe::code_of(unreadable.error()), troupe::errc::indeterminate);
-  for (std::size_t rank = 0; rank < world->size(); ++rank)
-    world->device_of(rank).fill((*data)[rank], 1);
+  world->fill(*data, 1);
   auto again = world->all_reduce(*data).wait();
   EXPECT_TRUE(again) << troupe::describe(again.error());
   EXPECT_EQ(world->status().epoch, 2u);

@@ -16,6 +16,7 @@
 #include <iostream>
 #include <memory>
 #include <random>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -27,20 +28,16 @@ namespace {
 
 constexpr std::size_t inputs = 4;
 constexpr std::size_t points = 256; // of each rank
+constexpr float learning_rate = 0.1f;
 constexpr std::array<float, inputs> truth{1.5f, -2.0f, 0.25f, 3.0f};
 
 /// grads = the gradient of the squared error over the rank's points. On GPUs this is a kernel.
-caf::error backward(troupe::launch_context& context, const troupe::gpu_ref<float>& weights,
-                    const troupe::gpu_ref<float>& data, const troupe::gpu_ref<float>& grads) {
-  auto w = weights.access();
-  auto d = data.access();
-  auto g = grads.access();
-  if (!w || !d || !g)
-    return !w ? w.error() : !d ? d.error() : g.error();
-  return context.run_on_host([w = *w, d = *d, g = *g] {
-    std::fill_n(g, inputs, 0.0f);
+caf::error backward(troupe::launch_context& context, std::span<const float> weights,
+                    std::span<const float> data, std::span<float> grads) {
+  return context.run_on_host([w = weights, d = data, g = grads] {
+    std::ranges::fill(g, 0.0f);
     for (std::size_t i = 0; i < points; ++i) {
-      const float* row = d + i * (inputs + 1);
+      const auto row = d.subspan(i * (inputs + 1), inputs + 1);
       float error = -row[inputs];
       for (std::size_t k = 0; k < inputs; ++k)
         error += w[k] * row[k];
@@ -50,18 +47,17 @@ caf::error backward(troupe::launch_context& context, const troupe::gpu_ref<float
   });
 }
 
-/// weights -= rate * grads
-caf::error update(troupe::launch_context& context, const troupe::gpu_ref<float>& weights,
-                  const troupe::gpu_ref<float>& grads) {
-  auto w = weights.access();
-  auto g = grads.access();
-  if (!w || !g)
-    return !w ? w.error() : g.error();
-  return context.run_on_host([w = *w, g = *g] {
+// [update]
+/// result = weights - rate * grads; in place, if `result` is `weights`.
+caf::error update(troupe::launch_context& context, const float& rate,
+                  std::span<const float> weights, std::span<const float> grads,
+                  std::span<float> result) {
+  return context.run_on_host([rate = rate, w = weights, g = grads, result] {
     for (std::size_t k = 0; k < inputs; ++k)
-      w[k] -= 0.1f * g[k];
+      result[k] = w[k] - rate * g[k];
   });
 }
+// [update]
 
 /// The points of a rank: inputs, and what the function gives for them.
 std::vector<float> points_of(std::size_t rank) {
@@ -101,23 +97,15 @@ public:
 
 private:
   // [step]
-  /// Three requests for each step; the host waits once, for the last one of each rank.
+  /// Three requests for each step; the host waits once, for the last one.
   caf::error train_once() {
-    for (std::size_t r = 0; r < world_.size(); ++r)
-      world_.device_of(r).launch(
-          [w = weights_[r], d = data_[r], g = grads_[r]](troupe::launch_context& context) {
-            return backward(context, w, d, g);
-          },
-          /* reads */ {weights_[r], data_[r]}, /* writes */ {grads_[r]});
+    using troupe::any;
+    world_.launch("backward", {}, /* reads */ {any(weights_), any(data_)},
+                  /* writes */ {any(grads_)});
     world_.all_reduce(grads_, troupe::reduce_op::avg, {.deadline = 2s});
-    std::vector<troupe::pending<void>> updates;
-    for (std::size_t r = 0; r < world_.size(); ++r)
-      updates.push_back(world_.device_of(r).launch(
-          [w = weights_[r], g = grads_[r]](troupe::launch_context& context) {
-            return update(context, w, g);
-          },
-          {weights_[r], grads_[r]}, {weights_[r]}));
-    auto done = troupe::when_all(updates).wait();
+    auto updated = world_.launch("update", troupe::to_bytes(learning_rate),
+                                 {any(weights_), any(grads_)}, {any(weights_)});
+    auto done = updated.wait();
     return done ? caf::error{} : done.error(); // also the cause, if an earlier request failed
   }
   // [step]
@@ -133,12 +121,12 @@ private:
     weights_ = std::move(*weights);
     grads_ = std::move(*grads);
     data_ = std::move(*data);
-    std::vector<troupe::pending<void>> uploads;
-    for (std::size_t r = 0; r < world_.size(); ++r) {
-      uploads.push_back(world_.device_of(r).upload(weights_[r], saved_));
-      uploads.push_back(world_.device_of(r).upload(data_[r], points_of(r)));
-    }
-    auto done = troupe::when_all(uploads).wait();
+    std::vector<std::vector<float>> parts;
+    for (std::size_t r = 0; r < world_.size(); ++r)
+      parts.push_back(points_of(r));
+    auto loaded = troupe::when_all(world_.upload(weights_, saved_), // the same for each rank
+                                   world_.upload(data_, std::move(parts)));
+    auto done = loaded.wait();
     return done ? caf::error{} : done.error();
   }
 
@@ -181,6 +169,10 @@ void check_truth(const std::vector<float>& weights) {
 
 int main() {
   try {
+    // [launches]
+    must(troupe::register_launch("backward", troupe::typed_launch(backward)));
+    must(troupe::register_launch("update", troupe::typed_launch(update)));
+    // [launches]
     // The third rank does not take part in the 25th sum of its device.
     auto plan = std::make_shared<troupe::testing::fault_plan>();
     plan->add({.kind = troupe::testing::fault::not_issued,

@@ -8,8 +8,6 @@
 
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <exception>
 #include <iostream>
 #include <utility>
@@ -26,23 +24,21 @@ constexpr std::size_t count = 1000;
 // [train]
 /// Runs in the worker of one rank, on a thread of its own.
 caf::error train(const troupe::program_place& place, caf::blocking_actor* self) {
+  self->receive([](const troupe::program_message&) {}); // the parent has subscribed
   auto grads = place.rank.where().allocate<float>(count);
   if (!grads)
     return grads.error();
   place.rank.where().fill(*grads, static_cast<float>(place.rank.index() + 1));
   const troupe::request_options now{.membership = place.rank.status().membership};
-  auto sum = place.rank.all_reduce(*grads, troupe::reduce_op::sum, now).wait();
+  auto sum = place.rank.all_reduce(*grads, now).wait();
   if (!sum)
     return sum.error();
   // [train]
   // [offer]
-  auto token =
-      place.rank.where().offer(*grads); // keeps the memory for 10 s, or until it is claimed
+  auto token = place.rank.where().offer(*grads); // keeps the memory for 10 s, or until the claim
   if (!token)
     return token.error();
-  std::vector<std::uint8_t> bytes(sizeof *token);
-  std::memcpy(bytes.data(), &*token, sizeof *token);
-  if (auto error = place.report(std::move(bytes)))
+  if (auto error = place.report(troupe::to_bytes(*token)))
     return error;
   // [offer]
   self->receive([](const troupe::program_message&) {}); // keeps the memory until the parent has it
@@ -55,17 +51,13 @@ void check_reports(caf::scoped_actor& self, caf::actor_system& sys, std::size_t 
     // [claim]
     self->receive(
         [&](const troupe::program_report& report) {
-          troupe::gpu_token token;
-          if (report.bytes.size() != sizeof token)
-            return;
-          std::memcpy(&token, report.bytes.data(), sizeof token);
-          auto device = troupe::device::open(sys, token.device);
-          auto there = must(std::move(device)).claim<float>(token); // a handle to read from
+          const auto token = must(troupe::from_bytes<troupe::gpu_token>(report.bytes));
+          const auto device = must(troupe::device::open(sys, token.device));
+          auto there = device.claim<float>(token); // a handle to read from
           // [claim]
           const auto sum = static_cast<float>(ranks * (ranks + 1) / 2);
           auto source = must(std::move(there));
-          check(must(must(troupe::device::open(sys, source.device())).download(source)) ==
-                    std::vector<float>(count, sum),
+          check(must(device.download(source)) == std::vector<float>(count, sum),
                 "the sum of a program");
           ++reports;
         },
@@ -109,28 +101,24 @@ int run(int argc, char** argv) {
     // [world]
     const auto w = must(std::move(world));
     const auto refs = must(w.allocate<float>(count));
-    for (std::size_t rank = 0; rank < w.size(); ++rank)
-      w.device_of(rank).fill(refs[rank], 1);
+    w.fill(refs, 1);
     must(w.all_reduce(refs).wait());
     check(must(w.device_of(1).download(refs[1]))[count - 1] == static_cast<float>(w.size()),
           "the sum over workers");
   }
-  const auto ranks = troupe::all_devices(sys).size();
   caf::scoped_actor self{sys};
   // [program]
   troupe::world_config config;
   config.devices = troupe::all_devices(sys);
   config.program.name = "train";
-  auto actor = troupe::spawn_nccl_world(sys, config);
-  if (!actor)
-    return 1;
-  troupe::tell(self, *actor, troupe::subscribe{}); // `self` gets what the ranks report
+  auto world = troupe::world::open(sys, config); // its last copy ends it, and the ranks' actors
+  if (!world)
+    return report(world.error());
+  troupe::tell(self, world->actor(), troupe::subscribe{});       // `self` gets what they report
+  troupe::tell(self, world->actor(), troupe::program_message{}); // to each of them
   // [program]
-  check_reports(self, sys, ranks);
-  troupe::tell(self, *actor, troupe::program_message{});
-  // [shutdown]
-  troupe::tell(self, *actor, troupe::shutdown{}); // nothing else ends such a world
-  // [shutdown]
+  check_reports(self, sys, world->size());
+  troupe::tell(self, world->actor(), troupe::program_message{});
   std::cout << "every rank's program was right\n";
   return 0;
 }

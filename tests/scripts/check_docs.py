@@ -51,15 +51,18 @@ def swap_sections(path, one, other):
     return 'the codes are not in the order of the header'
 
 
-SUM = 'world->all_reduce(*grads, troupe::reduce_op::sum'
+SUM = 'world->all_reduce(*grads, {.deadline'
 SNIPPET = '<!-- snippet: guide.cpp#task -->\n'
 VIOLATIONS = {
     'code that differs on the page':
-        planted('README.md', SUM, 'world->reduce_all(*grads, troupe::reduce_op::sum',
+        planted('README.md', SUM, 'world->reduce_all(*grads, {.deadline',
                 'differs from its snippet: <!-- snippet: readme.cpp -->'),
     'code that differs in the program':
         planted('docs/snippets/guide.cpp', 'co_return first[0];', 'co_return first[1];',
                 'differs from its snippet: <!-- snippet: guide.cpp#task -->'),
+    'code that differs in an example':
+        planted('examples/heat.cpp', 'p.rank.exchange(sends, recvs);', 'p.rank.exchange(recvs, sends);',
+                'differs from its snippet: <!-- snippet: examples/heat.cpp#step -->'),
     'CMake that differs':
         planted('docs/snippets/first_sum/CMakeLists.txt', 'find_package(troupe REQUIRED)',
                 'find_package(troupe 9 REQUIRED)',

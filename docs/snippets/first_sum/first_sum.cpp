@@ -23,27 +23,26 @@ caf::error first_sum(caf::actor_system& sys) {
   auto data = world->allocate<float>(1000); // a vector of gpu_ref<float>, one per rank
   if (!data)
     return data.error();
-  for (std::size_t rank = 0; rank < n; ++rank) {
-    std::vector<float> numbers(1000, static_cast<float>(rank + 1));
-    world->device_of(rank).upload((*data)[rank], std::move(numbers)); // returns at once
-  }
+  std::vector<std::vector<float>> numbers; // for each rank
+  for (std::size_t rank = 0; rank < n; ++rank)
+    numbers.emplace_back(1000, static_cast<float>(rank + 1));
+  world->upload(*data, std::move(numbers)); // returns at once
   // [memory]
 
   // [sum]
-  auto sum = world->all_reduce(*data, troupe::reduce_op::sum, {.deadline = 2s});
-  if (auto done = sum.wait(); !done) // the uploads come first, without a wait for them
+  auto sum = world->all_reduce(*data, {.deadline = 2s}); // after the uploads
+  if (auto done = sum.wait(); !done)
     return done.error();
   // [sum]
 
   // [check]
-  for (std::size_t rank = 0; rank < n; ++rank) {
-    auto result = world->device_of(rank).download((*data)[rank]); // a std::vector<float>
-    if (!result)
-      return result.error();
-    for (float x : *result)
+  auto results = world->download(*data); // a std::vector<float> for each rank
+  if (!results)
+    return results.error();
+  for (const auto& result : *results)
+    for (float x : result)
       if (x != static_cast<float>(n * (n + 1) / 2))
         return troupe::make_error(troupe::errc::internal, "a wrong element");
-  }
   std::cout << n << " ranks, every element right\n";
   // [check]
   return {};
