@@ -41,12 +41,6 @@ inline int number_from_environment(const char* name) {
   return text == nullptr ? 0 : std::atoi(text);
 }
 
-/// Throws unless the devices are virtual ones: for programs whose launches compute on the host.
-inline void only_on_host(caf::actor_system& sys) {
-  if (must(troupe::list_devices(sys)).backend != "host")
-    throw std::runtime_error("this program computes on virtual devices: --troupe.backend=host");
-}
-
 /// Returns whether a test has too few GPUs (TROUPE_SNIPPETS_NEED_GPUS) and is to be skipped. Throws
 /// instead if TROUPE_REQUIRE_GPUS requires that many.
 inline bool lacks_gpus(caf::actor_system& sys) {
