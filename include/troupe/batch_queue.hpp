@@ -63,7 +63,7 @@ public:
     if (closed_)
       return false;
     const auto now = clock::now();
-    const auto due = deadline < time_point::max() - now ? now + deadline : time_point::max();
+    const auto due = sum(now, deadline);
     waiting_.push_back({std::move(what), now, due});
     if (waiting_.size() == 1 || waiting_.size() >= most_ || due < first_due_)
       wake();
@@ -126,13 +126,18 @@ public:
   std::size_t size() const noexcept { return waiting_.size() + late_.size(); }
 
 private:
+  /// Without overflow.
+  static time_point sum(time_point begin, std::chrono::nanoseconds time) {
+    return time < time_point::max() - begin ? begin + time : time_point::max();
+  }
+
   static caf::error closed() { return make_error(errc::unavailable, "the queue is closed"); }
 
   /// Returns when the next batch is due.
   time_point next_batch() const {
     if (waiting_.empty())
       return time_point::max();
-    return waiting_.size() >= most_ ? time_point::min() : waiting_.front().arrived + patience_;
+    return waiting_.size() >= most_ ? time_point::min() : sum(waiting_.front().arrived, patience_);
   }
 
   batch take_first() {

@@ -13,10 +13,18 @@
 
 namespace troupe {
 
-/// Returns the bytes of a value, for `from_bytes` in a process of the same program.
+namespace detail {
+
+/// A type whose bytes are its value: no pointer, and no span or view, which have pointers.
 template <class T>
-  requires std::is_trivially_copyable_v<T> && (!std::is_pointer_v<T>)
-std::vector<std::uint8_t> to_bytes(const T& value) {
+concept plain_value = std::is_trivially_copyable_v<T> && !std::is_pointer_v<T> && !requires {
+  typename T::element_type;
+} && !requires { typename T::traits_type; };
+
+} // namespace detail
+
+/// Returns the bytes of a value, for `from_bytes` in a process of the same program.
+template <detail::plain_value T> std::vector<std::uint8_t> to_bytes(const T& value) {
   std::vector<std::uint8_t> result(sizeof(T));
   std::memcpy(result.data(), &value, sizeof(T));
   return result;
@@ -24,8 +32,8 @@ std::vector<std::uint8_t> to_bytes(const T& value) {
 
 /// Returns the value whose bytes these are.
 /// @errors errc::shape_mismatch: another number of bytes than a `T` has
-template <class T>
-  requires std::is_trivially_copyable_v<T> && std::is_default_constructible_v<T>
+template <detail::plain_value T>
+  requires std::is_default_constructible_v<T>
 caf::expected<T> from_bytes(std::span<const std::byte> bytes) {
   if (bytes.size() != sizeof(T))
     return make_error(errc::shape_mismatch, std::to_string(bytes.size()) +
@@ -36,7 +44,8 @@ caf::expected<T> from_bytes(std::span<const std::byte> bytes) {
   return result;
 }
 
-template <class T> caf::expected<T> from_bytes(const std::vector<std::uint8_t>& bytes) {
+template <detail::plain_value T>
+caf::expected<T> from_bytes(const std::vector<std::uint8_t>& bytes) {
   return from_bytes<T>(std::as_bytes(std::span{bytes}));
 }
 

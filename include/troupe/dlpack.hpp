@@ -81,6 +81,7 @@ struct dlpack_export {
   /// The stream in which the consumer works. When it drops the tensor, later requests wait for the
   /// work that is in this stream then. None: the consumer drops the tensor when its work is over.
   /// The numbers of Python's array API are values of the pointer: 1 is the legacy default stream.
+  /// -1 ("no order") is refused. The stream must live as long as the tensor.
   std::optional<CUstream_st*> stream = {};
   std::vector<std::int64_t> shape = {}; ///< as many elements as the handle; empty: one dimension
   request_options options = {};
@@ -172,15 +173,24 @@ caf::expected<any_gpu_ref> import_tensor(const device& to, Tensor* tensor, dlpac
   return adopt_tensor(to, x, how.stream, [tensor] { dlpack_deleter{}(tensor); });
 }
 
+/// Returns whether the fields behind the version are where they are expected.
+template <class Tensor> bool has_known_version(const Tensor& x) {
+  if constexpr (is_versioned_tensor<Tensor>)
+    return !check_tensor_version(x.version.major, x.version.minor);
+  else
+    return true;
+}
+
 } // namespace detail
 
 /// Hands the memory of `ref`, on device `from`, over to the consumer of the tensor. Blocks until
 /// all earlier requests on it are over; what any stream does with it from then on comes after them.
 /// Until the consumer calls the tensor's deleter, which it may do on any thread:
 /// - the memory, the device and the actor system are kept alive; `~actor_system` waits;
-/// - requests that conflict with `dlpack_export::mode`, on any part of the buffer of which `ref`
-/// may
-///   be a slice, and resets of the device get errc::buffer_acquired.
+/// - requests that conflict with `dlpack_export::mode` get errc::buffer_acquired, on any part of
+///   the buffer of which `ref` may be a slice, as do resets of the device.
+/// Without `dlpack_export::stream`, the consumer calls the deleter when its work is over: nothing
+/// waits for its streams then.
 /// A tensor of a virtual device is in host memory (kDLCPU).
 /// @errors those of `device::acquire`, such as errc::indeterminate: an earlier request that writes
 ///         the memory has failed; errc::shape_mismatch; errc::not_supported: the device is in
@@ -232,7 +242,7 @@ caf::expected<any_gpu_ref> from_dlpack(const device& to,
 /// @errors errc::shape_mismatch: other elements; the deleter is not called
 template <element T, class Tensor>
 caf::expected<gpu_ref<T>> from_dlpack(const device& to, Tensor&& tensor, dlpack_import how = {}) {
-  if (tensor)
+  if (tensor && detail::has_known_version(*tensor)) // else the import says so
     if (const auto type = from_dlpack(tensor->dl_tensor.dtype); type && *type != dtype_v<T>)
       return make_error(errc::shape_mismatch, "the tensor holds " + std::string{to_string(*type)} +
                                                   ", not " + std::string{to_string(dtype_v<T>)});

@@ -24,7 +24,7 @@ public:
   explicit host_buffer(std::size_t size_bytes);
 
   /// Takes ownership of a vector's memory.
-  template <element T> host_buffer(std::vector<T> elements) {
+  template <element T> explicit host_buffer(std::vector<T> elements) {
     auto owner = std::make_shared<std::vector<T>>(std::move(elements));
     size_ = owner->size() * sizeof(T);
     memory_ = {owner, reinterpret_cast<std::byte*>(owner->data())};

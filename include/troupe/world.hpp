@@ -106,8 +106,7 @@ public:
   // device of rank r. They begin together, and the result completes when all of them have.
   // - shape: one handle per rank. With `allow_shrunk`, ranks whose handles are empty, as those of
   //   absent ranks are, are left out.
-  // - errors: the first one in the order of ranks; errc::invalid_argument: another number of
-  // handles
+  // - errors: the first one in the order of ranks; errc::invalid_argument: not one handle per rank
 
   /// Writes one element to every place of all buffers.
   template <element T>
@@ -148,6 +147,12 @@ public:
       parts.push_back(std::as_bytes(std::span<const T>{x}));
     return upload_bytes(any(targets), parts, options);
   }
+  template <element T>
+  pending<void> upload(const std::vector<gpu_ref<T>>& targets,
+                       const std::vector<std::span<const T>>& sources,
+                       request_options options = {}) const {
+    return upload<T, const std::vector<std::span<const T>>>(targets, sources, options);
+  }
   /// Keeps `sources` alive.
   template <element T>
   pending<void> upload(const std::vector<gpu_ref<T>>& targets,
@@ -169,6 +174,12 @@ public:
       parts.push_back(std::as_writable_bytes(std::span<T>{x}));
     return download_bytes(any(sources), parts, options);
   }
+  template <element T>
+  [[nodiscard]] pending<void> download(const std::vector<gpu_ref<T>>& sources,
+                                       const std::vector<std::span<T>>& targets,
+                                       request_options options = {}) const {
+    return download<T, const std::vector<std::span<T>>>(sources, targets, options);
+  }
   /// Downloads into a new vector for each rank; blocks until it is done.
   /// @errors those of `device::download`, too
   template <element T>
@@ -185,9 +196,9 @@ public:
   }
 
   /// Launches `function(context, rank)` on each rank's device.
-  /// @shape  reads, writes: any number of lists, each with one handle per rank; the launch of rank
+  /// @shape  reads, writes: any number of lists, each with one handle per rank. The launch of rank
   /// r
-  ///         uses the r-th handle of each list
+  ///         uses the r-th handle of each list. Without lists it runs on all ranks
   pending<void> launch(rank_launch_function function,
                        const std::vector<std::vector<any_gpu_ref>>& reads,
                        const std::vector<std::vector<any_gpu_ref>>& writes,

@@ -2,6 +2,7 @@
 #include "actors/device_access.hpp"
 #include "actors/messages.hpp"
 #include "actors/system.hpp"
+#include "foundation/never_destroyed.hpp"
 #include <troupe/device.hpp>
 
 #include <caf/all.hpp>
@@ -102,9 +103,11 @@ caf::expected<device> device::open(caf::actor_system& sys, int ordinal,
 }
 
 const detail::device_core& device::core() const noexcept {
-  static const detail::device_core none{
-      make_error(errc::invalid_argument, "there is no device: this object is empty")};
-  return core_ ? *core_ : none;
+  struct empty {
+    detail::device_core core{
+        make_error(errc::invalid_argument, "there is no device: this object is empty")};
+  };
+  return core_ ? *core_ : detail::never_destroyed<empty>().core;
 }
 
 int device::ordinal() const noexcept { return core().why_none() ? -1 : core().state().ordinal(); }

@@ -5,6 +5,7 @@
 #include "actors/supervised.hpp"
 #include "collective/collective_writes.hpp"
 #include "device/device_core.hpp"
+#include "foundation/log.hpp"
 #include "operation/skipping.hpp"
 #include "topology/topology_core.hpp"
 #include "world/world_core.hpp"
@@ -187,16 +188,20 @@ template <class Request, class Self, class Core> auto answering(Self* self, cons
 }
 
 /// Returns the behavior of `self`, which answers all `Requests` and has the handlers `fs`. Other
-/// messages get an error; `what`, as in "a world", is in its text.
+/// requests get an error, and other messages are logged; `what`, as in "a world", is in the text.
 template <class Self, class Core, class... Requests, class Exit, class... Fs>
 caf::behavior behavior_with(Self* self, std::string what, const Core& core,
                             std::variant<const Requests*...>, Exit exit, Fs... fs) {
-  self->reply_to_others([what = std::move(what)](const std::string& type) {
-    return make_error(errc::invalid_argument, what + " takes no " + type +
-                                                  " (troupe/request.hpp lists what devices, worlds "
-                                                  "and topologies take)");
-  });
-  return self->with_exit(std::move(exit), answering<Requests>(self, core)..., std::move(fs)...);
+  auto other = [what = std::move(what)](const std::string& type) {
+    auto error = make_error(errc::invalid_argument,
+                            what + " takes no " + type +
+                                " (troupe/request.hpp lists what devices, worlds and topologies "
+                                "take)");
+    log(log_level::warning, "a message to an actor", error);
+    return error;
+  };
+  return self->with_exit_and_others(std::move(other), std::move(exit),
+                                    answering<Requests>(self, core)..., std::move(fs)...);
 }
 
 /// Starts a request and sends its answer. `replier` is the sender of the answer, if it is an actor;

@@ -2,6 +2,7 @@
 #include "actors/device_access.hpp"
 #include "actors/supervised.hpp"
 #include "foundation/error_text.hpp"
+#include "foundation/never_destroyed.hpp"
 #include <troupe/world.hpp>
 #include <troupe/world_rank.hpp>
 
@@ -35,8 +36,7 @@ pending<collective_done> detail::refused_by_empty_world(const char* verb) {
 }
 
 const detail::world_parts& detail::world_access::parts_of(const world& x) noexcept {
-  static const world_parts none;
-  return x.owner_ ? x.owner_->parts : none;
+  return x.owner_ ? x.owner_->parts : never_destroyed<world_parts>();
 }
 
 world detail::world_access::make(world_parts parts) {

@@ -71,7 +71,7 @@ caf::error check_uses(locked lock, const operation& request, const operation& op
     for (auto& u : run) {
       if (u.memory->acquired_for_writing || (u.writes && u.memory->acquired_for_reading != 0))
         return refuse(u, errc::buffer_acquired,
-                      "a user stream or another process has acquired the buffer");
+                      "a user stream, another library or another process has acquired the buffer");
       if (u.writes && u.memory->read_only())
         return refuse(u, errc::buffer_acquired, "the memory is lent for reading only");
       if (u.reads && !readable)

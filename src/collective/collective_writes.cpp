@@ -16,7 +16,7 @@ void add_writes(std::vector<use>& to, const collective_view& x, std::size_t rank
   if (!x.recv.empty())
     return add_writes(to, x.recv);
   const auto& rules = rules_of(x.kind);
-  if (!rules.recv.optional)
+  if (!rules.recv.optional || ranks == 0) // an empty `world` has no ranks
     return;
   const auto blocks = rules.send.blocks(ranks);
   for (std::size_t i = 0; i < x.send.size(); ++i) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "lane/staging.hpp"
-#include "operation/launch_call.hpp"
 #include "operation/operation.hpp"
 #include <troupe/device_status.hpp>
 #include <troupe/gpu_ref.hpp>

@@ -17,10 +17,17 @@ namespace {
 /// @source CUDA runtime API, driver_types.h
 constexpr std::uintptr_t per_thread_stream = 2;
 
+/// Python's number for "no order" is no stream.
+/// @source Python array API standard, `__dlpack__`
+constexpr auto no_stream = static_cast<std::uintptr_t>(-1);
+
 } // namespace
 
 caf::error check_stream(const foreign_stream& stream) {
-  if (!stream || reinterpret_cast<std::uintptr_t>(*stream) != per_thread_stream)
+  const auto number = stream ? reinterpret_cast<std::uintptr_t>(*stream) : 0;
+  if (number == no_stream)
+    return make_error(errc::invalid_argument, "-1 is not a stream");
+  if (number != per_thread_stream)
     return {};
   return make_error(errc::not_supported,
                     "cudaStreamPerThread is another stream on the thread of the device: use a "

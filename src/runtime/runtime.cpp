@@ -276,7 +276,8 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
       return answer;
     }
     if (state.acquired() != 0) {
-      refuse(errc::buffer_acquired, "user streams or other processes hold memory of the device");
+      refuse(errc::buffer_acquired,
+             "user streams, other libraries or other processes hold memory of the device");
       return answer;
     }
     generation = state.generation();

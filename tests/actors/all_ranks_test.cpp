@@ -80,6 +80,7 @@ TEST_F(AllRanks, GetPartsOfTheirOwn) {
   for (std::size_t rank = 0; rank < w_.size(); ++rank)
     parts.push_back(std::span{all}.subspan(rank * count, count));
   EXPECT_TRUE(is_ok(answer_of(w_.upload(a_, parts))));
+  EXPECT_TRUE(is_ok(answer_of(w_.upload(a_, std::vector(parts))))) << "spans may be temporaries";
   std::vector<std::int32_t> back(all.size());
   std::vector<std::span<std::int32_t>> targets;
   for (std::size_t rank = 0; rank < w_.size(); ++rank)

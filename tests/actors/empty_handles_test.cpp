@@ -122,7 +122,10 @@ TEST(EmptyHandles, AnswerActors) {
   };
   EXPECT_EQ(code_of_reply(request(self, device{}, allocate{.count = 4}, 10s)), wrong);
   EXPECT_EQ(done(request(self, world{}, all_reduce{.send = {ref}}, 10s)), wrong);
+  EXPECT_EQ(done(request(self, world{}, reduce_scatter{.send = {ref}}, 10s)), wrong);
+  EXPECT_EQ(done(request(self, world{}, group{{all_reduce{.send = {ref}}}}, 10s)), wrong);
   EXPECT_EQ(done(request(self, world{}.rank(0), barrier{}, 10s)), wrong);
+  EXPECT_EQ(done(request(self, world{}.rank(0), all_gather{.recv = {ref}}, 10s)), wrong);
 }
 
 } // namespace

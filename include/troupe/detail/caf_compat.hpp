@@ -278,15 +278,33 @@ template <class Base = caf::event_based_actor> struct actor_base : Base {
     return {[f](caf::exit_msg& x) mutable { f(x); }, std::move(fs)...};
   }
 
-  /// Replies to messages without a handler with `f(name of the first element's type)`.
-  template <class F> // F: caf::error(std::string)
-  void reply_to_others(F f) {
-    this->set_default_handler([f](caf::scheduled_actor*, caf::message& x) -> caf::skippable_result {
-      return f(std::string{x.empty() ? std::string_view{"nothing"}
-                                     : std::string_view{caf::query_type_name(x.type_at(0))}});
-    });
+  /// Returns the same behavior, with `other(name of the first element's type)` for messages without
+  /// a handler. It returns the error for the requester; the sender of a message that is no request
+  /// gets none.
+  template <class Other, class F, class... Fs> // Other: caf::error(std::string)
+  caf::behavior with_exit_and_others(Other other, F f, Fs... fs) {
+    auto others = [this, other](caf::message& x) -> caf::result<caf::message> {
+      auto error = other(x.empty() ? std::string{"nothing"}
+                                   : std::string{caf::query_type_name(x.type_at(0))});
+      if (!this->current_message_id().is_request())
+        return caf::message{};
+      return error;
+    };
+    return {[f](caf::exit_msg& x) mutable { f(x); }, std::move(fs)..., std::move(others)};
   }
 };
+}
+
+/// Replies to messages without a handler with `f(name of the first element's type)`.
+template <class F> // F: caf::error(std::string)
+void reply_to_others(F f) {
+  this->set_default_handler([f](caf::scheduled_actor*, caf::message& x) -> caf::skippable_result {
+    return f(std::string{x.empty() ? std::string_view{"nothing"}
+                                   : std::string_view{caf::query_type_name(x.type_at(0))}});
+  });
+}
+}
+;
 
 /// Calls `f(is_pool_worker)` at the start of each thread of the actor system.
 template <class F> struct thread_start_hook : caf::thread_hook {
@@ -470,13 +488,18 @@ template <class Base = caf::event_based_actor> struct actor_base : Base {
     return {std::move(fs)...};
   }
 
-  template <class F> void reply_to_others(F f) {
-    this->set_default_handler(
-        [f, &types = this->system().types()](caf::scheduled_actor*,
-                                             caf::message_view& x) -> caf::result<caf::message> {
-          auto& content = x.content();
-          return f(content.empty() ? std::string{"nothing"} : types.portable_name(content.type(0)));
-        });
+  template <class Other, class F, class... Fs>
+  caf::behavior with_exit_and_others(Other other, F f, Fs... fs) {
+    this->set_default_handler([this, other](caf::scheduled_actor*,
+                                            caf::message_view& x) -> caf::result<caf::message> {
+      auto& content = x.content();
+      auto error = other(content.empty() ? std::string{"nothing"}
+                                         : this->system().types().portable_name(content.type(0)));
+      if (!this->current_message_id().is_request())
+        return caf::message{};
+      return error;
+    });
+    return with_exit(std::move(f), std::move(fs)...);
   }
 
 private:
