@@ -281,30 +281,30 @@ template <class Base = caf::event_based_actor> struct actor_base : Base {
   /// Returns the same behavior, with `other(name of the first element's type)` for messages without
   /// a handler. It returns the error for the requester; the sender of a message that is no request
   /// gets none.
+  ///
+  /// CAF 1.1 deprecates default handlers in favor of a last handler that takes a `caf::message`.
+  /// Such a handler is a part of the behavior. A default handler gets only what is left when CAF's
+  /// own handlers have had their turn: those for errors that other actors send, and for actors that
+  /// are down.
+  ///
+  /// @thread that of the actor
   template <class Other, class F, class... Fs> // Other: caf::error(std::string)
   caf::behavior with_exit_and_others(Other other, F f, Fs... fs) {
-    auto others = [this, other](caf::message& x) -> caf::result<caf::message> {
-      auto error = other(x.empty() ? std::string{"nothing"}
-                                   : std::string{caf::query_type_name(x.type_at(0))});
-      if (!this->current_message_id().is_request())
-        return caf::message{};
-      return error;
-    };
-    return {[f](caf::exit_msg& x) mutable { f(x); }, std::move(fs)..., std::move(others)};
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    this->set_default_handler(
+        [this, other](caf::scheduled_actor*, caf::message& x) -> caf::skippable_result {
+          const std::string type{x.empty() ? std::string_view{"nothing"}
+                                           : std::string_view{caf::query_type_name(x.type_at(0))}};
+          auto error = other(type);
+          if (!this->current_message_id().is_request())
+            return caf::message{};
+          return error;
+        });
+#pragma GCC diagnostic pop
+    return with_exit(std::move(f), std::move(fs)...);
   }
 };
-}
-
-/// Replies to messages without a handler with `f(name of the first element's type)`.
-template <class F> // F: caf::error(std::string)
-void reply_to_others(F f) {
-  this->set_default_handler([f](caf::scheduled_actor*, caf::message& x) -> caf::skippable_result {
-    return f(std::string{x.empty() ? std::string_view{"nothing"}
-                                   : std::string_view{caf::query_type_name(x.type_at(0))}});
-  });
-}
-}
-;
 
 /// Calls `f(is_pool_worker)` at the start of each thread of the actor system.
 template <class F> struct thread_start_hook : caf::thread_hook {
