@@ -10,6 +10,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -108,19 +109,19 @@ TEST(EmptyHandles, AnswerActors) {
   test_system system{{.devices = 1}};
   auto ref = must(system.open(0).allocate<float>(4));
   caf::scoped_actor self{system.get()};
-  const auto code_of_reply = [](auto handle) {
+  const auto code_of_reply = []<class T>(auto handle, std::type_identity<T>) {
     errc result = errc::internal;
-    handle.receive([](const any_gpu_ref&) {},
-                   [&](const caf::error& why) { result = code_of(why).value_or(errc::internal); });
+    std::move(handle).receive(
+        [](const T&) {},
+        [&](const caf::error& why) { result = code_of(why).value_or(errc::internal); });
     return result;
   };
-  const auto done = [](auto handle) {
-    errc result = errc::internal;
-    handle.receive([](const collective_done&) {},
-                   [&](const caf::error& why) { result = code_of(why).value_or(errc::internal); });
-    return result;
+  const auto done = [&](auto handle) {
+    return code_of_reply(std::move(handle), std::type_identity<collective_done>{});
   };
-  EXPECT_EQ(code_of_reply(request(self, device{}, allocate{.count = 4}, 10s)), wrong);
+  EXPECT_EQ(code_of_reply(request(self, device{}, allocate{.count = 4}, 10s),
+                          std::type_identity<any_gpu_ref>{}),
+            wrong);
   EXPECT_EQ(done(request(self, world{}, all_reduce{.send = {ref}}, 10s)), wrong);
   EXPECT_EQ(done(request(self, world{}, reduce_scatter{.send = {ref}}, 10s)), wrong);
   EXPECT_EQ(done(request(self, world{}, group{{all_reduce{.send = {ref}}}}, 10s)), wrong);
