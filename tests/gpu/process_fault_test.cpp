@@ -133,7 +133,7 @@ struct loaded_program {
       if (i % 16 == 0)
         for (std::size_t rank = 0; rank < w.size(); ++rank) {
           const auto gpu = w.device_of(rank);
-          log.watch(gpu.fill(alone[rank], std::vector<std::byte>(4)));
+          log.watch(gpu.fill(alone[rank], same_bytes(alone[rank])));
           auto& host = hosts.emplace_back(alone[rank].size_bytes());
           log.watch(gpu.download(alone[rank], std::span{host}));
         }

@@ -190,7 +190,7 @@ TEST_P(CudaCopies, BringEveryByte) {
         auto target = make(other);
         auto data = random_bytes(size, size);
         put(one, source, data);
-        must(answer_of(other.fill(target, {std::byte{0x5a}})));
+        must(answer_of(other.fill(target, std::uint8_t{0x5a})));
         ASSERT_TRUE(is_ok(answer_of(t.copy(target, source))));
         EXPECT_TRUE(holds(other, target, data));
         // Copies back a slice with an arbitrary offset.
