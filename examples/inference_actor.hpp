@@ -33,7 +33,7 @@ inline constexpr const char* death_launch = "inference.death"; ///< ends the pro
 
 struct service_settings {
   troupe::batch_limits batches;
-  std::size_t kill_after = 0; ///< kills the last replica after so many answers; 0: never
+  std::size_t kill_after = 0; ///< kills a replica after so many answers; 0: never
 };
 
 struct service_counts {
@@ -99,7 +99,7 @@ private:
         co_await troupe::end_with(memory.error());
       while (memory && !memory->weights.stale()) {
         auto batch = co_await troupe::value_of(waiting_.take());
-        if (kill_now(device))
+        if (kill_now())
           device.launch(death_launch, {}, {}, {}); // the batch comes behind it
         const auto outputs = co_await infer(device, *memory, batch);
         finish(std::move(batch), outputs, memory->weights.stale());
@@ -185,9 +185,10 @@ private:
     return troupe::make_error(troupe::errc::unavailable, "the service has ended");
   }
 
-  bool kill_now(const troupe::device& device) const {
+  /// Returns true once.
+  bool kill_now() {
     return settings_.kill_after != 0 && counts_.answers >= settings_.kill_after &&
-           counts_.losses == 0 && device.ordinal() == replicas_.back().ordinal();
+           !std::exchange(killed_, true);
   }
 
   // [end]
@@ -206,4 +207,5 @@ private:
   queue waiting_;
   std::vector<troupe::pending<void>> loops_;
   service_counts& counts_;
+  bool killed_ = false;
 };

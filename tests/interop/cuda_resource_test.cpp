@@ -113,7 +113,7 @@ TEST_F(ResourceOnCuda, MemoryIsFreedBehindTheStream) {
   // Memory that is allocated and overwritten meanwhile is other memory.
   for (int i = 0; i < 16; ++i) {
     auto other = must(gpu_->allocate<std::uint32_t>(count));
-    must(gpu_->fill(other, 0xeeeeeeeeu).wait());
+    must(gpu_->fill(other, 0xeeeeeeeeu, {.deadline = std::chrono::seconds{20}}).wait());
   }
   stream.open();
   stream.synchronize();
