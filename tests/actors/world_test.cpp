@@ -1332,6 +1332,8 @@ TEST(WorldFault, OriginIsTheOnlyDeviceAtWork) {
   test_system system{{.devices = 3, .faults = plan}};
   auto w = system.open_world();
   world_feed feed{system, w.actor()};
+  if (collectives_of_run() == collectives_policy::direct) // a standby is made on all devices
+    feed.until([](const world_status& x) { return x.standby_ready; });
   gate held;
   auto launched = held.hold_stream(w.device_of(2));
   ASSERT_TRUE(held.wait_reached());
