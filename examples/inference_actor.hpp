@@ -15,7 +15,7 @@
 #include <vector>
 
 // [message]
-/// What a client sends. The answer is a `host_buffer` with the outputs.
+/// A request of a client. The answer is a `host_buffer` with the outputs.
 struct question {
   troupe::host_buffer inputs = {};
   troupe::request_options options = {}; ///< `troupe::request` sets the deadline

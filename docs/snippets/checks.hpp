@@ -1,4 +1,4 @@
-/// What the programs of the guide's snippets share: checks, and the main function.
+/// The common part of the programs of the guide's snippets: checks, and the main function.
 #pragma once
 
 #include <troupe/config.hpp>

@@ -1,5 +1,6 @@
 // Memory of a device for code that takes a memory resource of libcu++.
 
+#include "checks.hpp"
 #include <troupe/cuda_resource.hpp>
 #include <troupe/troupe.hpp>
 
@@ -23,22 +24,12 @@ std::size_t use(troupe::device device, cudaStream_t stream) {
   return before && during ? before->free_bytes - during->free_bytes : 0;
 }
 
-int fail(const caf::error& why) {
-  std::cerr << troupe::describe(why) << '\n';
-  return 1;
-}
-
 } // namespace
 
 int main(int argc, char** argv) {
-  troupe::config cfg;
-  if (auto error = cfg.parse(argc, argv))
-    return fail(error);
-  if (cfg.help_printed())
-    return 0;
-  caf::actor_system sys{cfg};
-  auto device = troupe::device::open(sys, 0);
-  if (!device)
-    return fail(device.error());
-  std::cout << use(*device, nullptr) << " bytes of the device\n";
+  return snippets::run_with_devices(argc, argv, [](caf::actor_system& sys) {
+    using snippets::must;
+    const auto device = must(troupe::device::open(sys, 0));
+    std::cout << use(device, nullptr) << " bytes of the device\n";
+  });
 }

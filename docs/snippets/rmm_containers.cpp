@@ -1,5 +1,6 @@
 // Containers of RMM in memory of a device.
 
+#include "checks.hpp"
 #include <troupe/rmm.hpp>
 #include <troupe/troupe.hpp>
 
@@ -33,31 +34,19 @@ long use(const troupe::device& device, cudaStream_t stream) {
   return wrong;
 }
 
-int fail(const caf::error& why) {
-  std::cerr << troupe::describe(why) << '\n';
-  return 1;
-}
-
 } // namespace
 
 int main(int argc, char** argv) {
-  troupe::config cfg;
-  if (auto error = cfg.parse(argc, argv))
-    return fail(error);
-  if (cfg.help_printed())
-    return 0;
-  caf::actor_system sys{cfg};
-  auto list = troupe::list_devices(sys);
-  if (!list)
-    return fail(list.error());
-  if (list->backend != "cuda") {
-    std::cout << "RMM's containers need GPUs\n";
-    return 0;
-  }
-  auto device = troupe::device::open(sys, 0);
-  if (!device)
-    return fail(device.error());
-  const auto wrong = use(*device, cudaStreamLegacy);
-  std::cout << wrong << " wrong elements\n";
-  return wrong == 0 ? 0 : 1;
+  return snippets::run_with_devices(argc, argv, [](caf::actor_system& sys) {
+    using snippets::check, snippets::must;
+    const auto list = must(troupe::list_devices(sys));
+    if (list.backend != "cuda") {
+      std::cout << "RMM's containers need GPUs\n";
+      return;
+    }
+    const auto device = must(troupe::device::open(sys, 0));
+    const auto wrong = use(device, cudaStreamLegacy);
+    std::cout << wrong << " wrong elements\n";
+    check(wrong == 0, "elements");
+  });
 }

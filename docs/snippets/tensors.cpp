@@ -1,5 +1,6 @@
 // Memory as DLPack tensors, and tensors as memory, with a library that this program only plays.
 
+#include "checks.hpp"
 #include <troupe/dlpack.hpp>
 #include <troupe/troupe.hpp>
 
@@ -70,26 +71,14 @@ caf::expected<std::size_t> exchange(const troupe::device& device) {
   return wrong;
 }
 
-int fail(const caf::error& why) {
-  std::cerr << troupe::describe(why) << '\n';
-  return 1;
-}
-
 } // namespace
 
 int main(int argc, char** argv) {
-  troupe::config cfg;
-  if (auto error = cfg.parse(argc, argv))
-    return fail(error);
-  if (cfg.help_printed())
-    return 0;
-  caf::actor_system sys{cfg};
-  auto device = troupe::device::open(sys, 0);
-  if (!device)
-    return fail(device.error());
-  auto wrong = exchange(*device);
-  if (!wrong)
-    return fail(wrong.error());
-  std::cout << *wrong << " wrong elements\n";
-  return *wrong == 0 ? 0 : 1;
+  return snippets::run_with_devices(argc, argv, [](caf::actor_system& sys) {
+    using snippets::check, snippets::must;
+    const auto device = must(troupe::device::open(sys, 0));
+    const auto wrong = must(exchange(device));
+    std::cout << wrong << " wrong elements\n";
+    check(wrong == 0, "elements");
+  });
 }

@@ -2,6 +2,7 @@
 // summed in place, and memory of the library is computed with as a tensor. On virtual devices the
 // tensors are on the CPU.
 
+#include "checks.hpp"
 #include <troupe/dlpack.hpp>
 #include <troupe/troupe.hpp>
 
@@ -100,41 +101,25 @@ caf::expected<std::int64_t> compute_with_torch(const troupe::device& where,
   return wrong;
 }
 
-int fail(const caf::error& why) {
-  std::cerr << troupe::describe(why) << '\n';
-  return 1;
-}
-
 } // namespace
 
 int main(int argc, char** argv) {
-  troupe::config cfg;
-  if (auto error = cfg.parse(argc, argv))
-    return fail(error);
-  if (cfg.help_printed())
-    return 0;
-  caf::actor_system sys{cfg};
-  auto list = troupe::list_devices(sys);
-  if (!list)
-    return fail(list.error());
-  auto world = troupe::world::open(sys, {.devices = list->ordinals});
-  if (!world)
-    return fail(world.error());
-  torch::manual_seed(1);
-  std::vector<torch::Tensor> tensors;
-  for (int ordinal : list->ordinals) {
-    const auto where = list->backend == "cuda"
-                           ? torch::Device{torch::kCUDA, static_cast<c10::DeviceIndex>(ordinal)}
-                           : torch::Device{torch::kCPU};
-    tensors.push_back(torch::rand({1000, 100}, where));
-  }
-  auto wrong = sum_tensors(*world, tensors);
-  if (!wrong)
-    return fail(wrong.error());
-  auto others = compute_with_torch(world->device_of(0), stream_of(tensors[0]));
-  if (!others)
-    return fail(others.error());
-  std::cout << "backend " << list->backend << ", " << world->size() << " ranks: " << *wrong
-            << " wrong elements in the tensors, " << *others << " in the library's memory\n";
-  return *wrong + *others == 0 ? 0 : 1;
+  return snippets::run_with_devices(argc, argv, [](caf::actor_system& sys) {
+    using snippets::check, snippets::must;
+    const auto list = must(troupe::list_devices(sys));
+    const auto world = must(troupe::world::open(sys, {.devices = list.ordinals}));
+    torch::manual_seed(1);
+    std::vector<torch::Tensor> tensors;
+    for (int ordinal : list.ordinals) {
+      const auto where = list.backend == "cuda"
+                             ? torch::Device{torch::kCUDA, static_cast<c10::DeviceIndex>(ordinal)}
+                             : torch::Device{torch::kCPU};
+      tensors.push_back(torch::rand({1000, 100}, where));
+    }
+    const auto wrong = must(sum_tensors(world, tensors));
+    const auto others = must(compute_with_torch(world.device_of(0), stream_of(tensors[0])));
+    std::cout << "backend " << list.backend << ", " << world.size() << " ranks: " << wrong
+              << " wrong elements in the tensors, " << others << " in the library's memory\n";
+    check(wrong + others == 0, "elements");
+  });
 }

@@ -75,8 +75,8 @@ inline std::optional<dtype> from_dlpack(DLDataType x) noexcept {
 
 /// How memory is handed over to the consumer of a tensor.
 struct dlpack_export {
-  /// What the consumer does. With `read`, requests may read the memory meanwhile, and the tensor
-  /// is flagged as read-only; an unversioned tensor cannot say so.
+  /// The accesses of the consumer. With `read`, requests may read the memory meanwhile, and the
+  /// tensor is flagged as read-only; an unversioned tensor cannot say so.
   access_mode mode = access_mode::read_write;
   /// The stream in which the consumer works. When it drops the tensor, later requests wait for the
   /// work that is in this stream then. None: the consumer drops the tensor when its work is over.

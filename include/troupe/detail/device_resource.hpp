@@ -1,5 +1,5 @@
-/// What troupe/cuda_resource.hpp and troupe/rmm.hpp share. The program provides the headers of CUDA
-/// and libcu++.
+/// The common part of troupe/cuda_resource.hpp and troupe/rmm.hpp. The program provides the headers
+/// of CUDA and libcu++.
 #pragma once
 
 #include <troupe/detail/device_allocator.hpp>

@@ -13,7 +13,7 @@ struct CUstream_st;
 
 namespace troupe::detail {
 
-/// What a DLPack tensor says of itself. @source DLPack, "C API": `DLTensor`
+/// The properties of a DLPack tensor. @source DLPack, "C API": `DLTensor`
 struct foreign_tensor {
   void* data = nullptr;
   std::int32_t device_type = 0;
