@@ -37,9 +37,9 @@ protected:
 
   keeper_outcome tell(const keeper_order& x, int rank) {
     const auto before = reports_.size();
-    detail::send(*self_, actor_, program_message{rank, bytes_from(x)});
+    detail::send(*self_, actor_, program_message{rank, to_bytes(x)});
     EXPECT_TRUE(until([&] { return reports_.size() > before; }));
-    return reports_.size() > before ? from_bytes<keeper_outcome>(reports_.back().bytes)
+    return reports_.size() > before ? must(from_bytes<keeper_outcome>(reports_.back().bytes))
                                     : keeper_outcome{errc::internal, {}, 0};
   }
   keeper_outcome tell(const keeper_order& x) { return tell(x, rank_); }

@@ -88,8 +88,8 @@ private:
     return place.system.spawn<caf::detached>([place](caf::event_based_actor*) -> caf::behavior {
       auto state = std::make_shared<keeper>(place.rank.where());
       return {[place, state](const program_message& x) {
-        auto result = state->obey(from_bytes<keeper_order>(x.bytes));
-        if (auto lost = place.report(bytes_from(result)))
+        auto result = state->obey(must(from_bytes<keeper_order>(x.bytes)));
+        if (auto lost = place.report(to_bytes(result)))
           ADD_FAILURE() << describe(lost);
       }};
     });

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "support/worker_losses.hpp"
+#include <troupe/bytes.hpp>
 #include <troupe/nccl_world.hpp>
 #include <troupe/worker_program.hpp>
 
@@ -10,25 +11,11 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
 
 namespace troupe::testing {
-
-template <class T> std::vector<std::uint8_t> bytes_from(const T& x) {
-  std::vector<std::uint8_t> result(sizeof x);
-  std::memcpy(result.data(), &x, sizeof x);
-  return result;
-}
-
-template <class T> T from_bytes(const std::vector<std::uint8_t>& bytes) {
-  T result{};
-  if (bytes.size() == sizeof result)
-    std::memcpy(&result, bytes.data(), sizeof result);
-  return result;
-}
 
 /// A world with a program, and the notifications of its subscriber.
 class ProgramsTest : public ::testing::Test {

@@ -90,14 +90,14 @@ const bool programs_registered = [] {
       if (!ref)
         return self->fail_state(ref.error());
       auto view = place.rank.status();
-      for (auto left = from_bytes<std::uint32_t>(place.arguments); left > 0; --left) {
+      for (auto left = must(from_bytes<std::uint32_t>(place.arguments)); left > 0; --left) {
         auto sum = add_up_once(place, *ref, {}, view);
         if (!sum)
           return self->fail_state(sum.error());
         if (*sum != sum_of(view.members))
           return self->fail_state(make_error(errc::internal, "a wrong sum"));
       }
-      if (auto lost = place.report(bytes_from<std::int32_t>(place.rank.index())))
+      if (auto lost = place.report(to_bytes<std::int32_t>(place.rank.index())))
         self->fail_state(lost);
     });
   });
@@ -126,7 +126,7 @@ const bool programs_registered = [] {
                 make_error(errc::internal, "the sum " + std::to_string(*sum) + " of " +
                                                std::to_string(view.members.size())));
           if (++right % 8 == 0)
-            static_cast<void>(place.report(bytes_from(right)));
+            static_cast<void>(place.report(to_bytes(right)));
         }
       });
     });
@@ -202,7 +202,7 @@ const bool programs_registered = [] {
                 make_error(errc::internal, "the sum " + std::to_string(got->front()) + " and not " +
                                                std::to_string(ranks * value)));
           if (++right % 8 == 0)
-            static_cast<void>(place.report(bytes_from(membership)));
+            static_cast<void>(place.report(to_bytes(membership)));
         }
       });
     });
@@ -253,7 +253,7 @@ const bool programs_registered = [] {
           if (!why || why->code != errc::unavailable || why->rank != 0)
             return self->fail_state(done.error());
           if (!std::exchange(told, true))
-            static_cast<void>(place.report(bytes_from(place.rank.index())));
+            static_cast<void>(place.report(to_bytes(place.rank.index())));
         }
       });
     });
@@ -362,12 +362,12 @@ protected:
 
 TEST_F(Programs, SumBesideTheirDevices) {
   TROUPE_NEEDS_DEVICES(2);
-  start(2, {"so many sums", bytes_from(std::uint32_t{200})});
+  start(2, {"so many sums", to_bytes(std::uint32_t{200})});
   ASSERT_TRUE(until([this] { return ended_.size() == 2; }));
   EXPECT_TRUE(nobody_failed());
   ASSERT_EQ(reports_.size(), 2u);
   for (auto& x : reports_)
-    EXPECT_EQ(from_bytes<std::int32_t>(x.bytes), x.rank);
+    EXPECT_EQ(must(from_bytes<std::int32_t>(x.bytes)), x.rank);
   EXPECT_NE(reports_[0].rank, reports_[1].rank);
 }
 
@@ -385,7 +385,7 @@ TEST_F(Programs, StayInStepWhenACallIsNotDone) {
   std::set<std::uint64_t> memberships;
   ASSERT_TRUE(until([&] {
     for (auto& x : reports_)
-      memberships.insert(from_bytes<std::uint64_t>(x.bytes));
+      memberships.insert(must(from_bytes<std::uint64_t>(x.bytes)));
     return memberships.size() >= 10;
   }));
   EXPECT_TRUE(nobody_failed());
