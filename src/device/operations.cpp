@@ -139,8 +139,9 @@ namespace {
 
 class lane_context final : public launch_context {
 public:
-  lane_context(lane& on, stream_kind stream, launch_operation::host_functions& kept)
-      : on_(on), stream_(stream), kept_(kept) {}
+  lane_context(lane& on, stream_kind stream, const operation& of,
+               launch_operation::host_functions& kept)
+      : on_(on), stream_(stream), of_(of), kept_(kept) {}
 
   int device() const noexcept override { return on_.state().ordinal(); }
 
@@ -149,6 +150,9 @@ public:
   }
 
   caf::error run_on_host(std::function<void()> f) override {
+    if (kept_.calls.empty()) // before any of them can run
+      for (auto& x : of_.uses())
+        kept_.used.push_back(x.memory.get());
     auto& call = kept_.calls.emplace_back(std::move(f), kept_);
     return on_.device().launch_host(
         on_.stream(stream_),
@@ -159,6 +163,7 @@ public:
 private:
   lane& on_;
   stream_kind stream_;
+  const operation& of_;
   launch_operation::host_functions& kept_;
 };
 
@@ -171,15 +176,13 @@ launch_operation::launch_operation(launch_function function, const std::vector<a
     add_use(use_of(x, true, false));
   for (auto& x : writes)
     add_use(use_of(x, false, true));
-  for (auto& x : uses())
-    host_functions_->used.push_back(x.memory.get());
 }
 
 caf::expected<issue_outcome> launch_operation::issue(part& p, lane& on) {
   host_functions_->of = weak_from_this();
   host_functions_->device = on.state().ordinal();
   host_functions_->generation = on.state().generation();
-  lane_context context{on, p.stream, *host_functions_};
+  lane_context context{on, p.stream, *this, *host_functions_};
   caf::error error;
   {
     callable_scope scope{*this};
