@@ -104,6 +104,8 @@ caf::expected<bool> can_start_early(std::span<const local_rank> ranks) {
 /// Returns limits with which all kernels that may run at the same time fit on each device.
 caf::expected<direct_limits> limits_for(std::span<const local_rank> ranks) {
   direct_limits result;
+  if (ranks.size() > 2) // each rank pushes to all others
+    result.pushed_reduction /= 2;
   for (const auto& x : ranks) {
     int processors = 0;
     int threads = 0; // of a multiprocessor

@@ -13,7 +13,8 @@
 namespace troupe::detail::direct {
 
 /// Combines elements [begin, end) of all ranks, in the order of ranks, and writes them to all
-/// targets. `Unrolled` vectors at a time are read from two ranks at once.
+/// targets. `Unrolled` vectors at a time are read from each of two ranks, or half as many from each
+/// of four.
 template <class T, unsigned Unrolled> struct pulled {
   using group = elements<T, gpu::vector>;
 
@@ -37,10 +38,11 @@ template <class T, unsigned Unrolled> struct pulled {
     return reinterpret_cast<gpu::vector*>(from + offset);
   }
 
-  TROUPE_DEVICE void add(wide<T> (&result)[Unrolled][group::count],
-                         const gpu::vector (&x)[Unrolled], unsigned rank) const {
+  template <unsigned N>
+  TROUPE_DEVICE void add(wide<T> (&result)[N][group::count], const gpu::vector (&x)[N],
+                         unsigned rank) const {
     TROUPE_UNROLL
-    for (unsigned u = 0; u < Unrolled; ++u) {
+    for (unsigned u = 0; u < N; ++u) {
       const auto all = group::from(x[u]);
       TROUPE_UNROLL
       for (unsigned k = 0; k < group::count; ++k) {
@@ -50,29 +52,26 @@ template <class T, unsigned Unrolled> struct pulled {
     }
   }
 
-  /// Vectors `first + u * stride` from element `offset` on, for all u < n.
-  template <unsigned N>
+  /// Vectors `first + u * stride` from element `offset` on, for all u < N. Those of `Ranks` ranks
+  /// are read at once.
+  template <unsigned N, unsigned Ranks>
   TROUPE_DEVICE void several(std::size_t offset, std::size_t first, unsigned stride) const {
-    const pulled<T, N> one{p, a, ins, outs, scale};
     wide<T> result[N][group::count];
-    for (unsigned rank = 0; rank < p.size; rank += 2) {
-      gpu::vector x[N];
-      gpu::vector y[N];
-      const bool both = rank + 1 < p.size;
-      const gpu::vector* from_x = vectors(const_cast<T*>(ins[rank]), offset) + first;
-      const gpu::vector* from_y =
-          vectors(const_cast<T*>(ins[both ? rank + 1 : rank]), offset) + first;
+    for (unsigned begin = 0; begin < p.size; begin += Ranks) {
+      gpu::vector x[Ranks][N];
       TROUPE_UNROLL
-      for (unsigned u = 0; u < N; ++u)
-        x[u] = from_x[u * stride];
-      if (both) {
+      for (unsigned k = 0; k < Ranks; ++k) {
+        if (k != 0 && begin + k >= p.size)
+          continue;
+        const gpu::vector* from = vectors(const_cast<T*>(ins[begin + k]), offset) + first;
         TROUPE_UNROLL
         for (unsigned u = 0; u < N; ++u)
-          y[u] = from_y[u * stride];
+          x[k][u] = from[u * stride];
       }
-      one.add(result, x, rank);
-      if (both)
-        one.add(result, y, rank + 1);
+      TROUPE_UNROLL
+      for (unsigned k = 0; k < Ranks; ++k)
+        if (k == 0 || begin + k < p.size)
+          add(result, x[k], begin + k);
     }
     gpu::vector sums[N];
     TROUPE_UNROLL
@@ -83,7 +82,9 @@ template <class T, unsigned Unrolled> struct pulled {
         all.at[k] = finished<T>(a, p.size, result[u][k]);
       sums[u] = all.word();
     }
-    for (unsigned rank = 0; rank < p.size; ++rank) {
+    for (unsigned step = 1; step <= p.size; ++step) { // not all ranks write to the same one at once
+      const unsigned next = p.rank + step;
+      const unsigned rank = next < p.size ? next : next - p.size;
       if (outs[rank] == nullptr)
         continue;
       gpu::vector* to = vectors(outs[rank], offset) + first;
@@ -125,18 +126,26 @@ template <class T, unsigned Unrolled> struct pulled {
       single(share.begin + i);
     for (std::size_t i = tail + first; i < count; i += stride)
       single(share.begin + i);
+    const std::size_t begin = share.begin + head;
     std::size_t i = first;
-    if (!each(i, Unrolled, stride, all, [&] { several<Unrolled>(share.begin + head, i, stride); }))
+    if (p.size > 2 && many > 2) {
+      constexpr unsigned n = (Unrolled + 1) / 2;
+      if (!each(i, n, stride, all, [&] { several<n, many>(begin, i, stride); }))
+        return false;
+    } else if (!each(i, Unrolled, stride, all, [&] { several<Unrolled, 2>(begin, i, stride); }))
       return false;
     if constexpr (Unrolled > 2)
       for (; i + stride < all; i += 2 * stride)
-        several<2>(share.begin + head, i, stride);
+        several<2, 2>(begin, i, stride);
     for (; i < all; i += stride)
-      several<1>(share.begin + head, i, stride);
+      several<1, many>(begin, i, stride);
     return true;
   }
 
 private:
+  /// The ranks from which vectors are read at once, if there are so many.
+  static constexpr unsigned many = sizeof(T) > 1 ? 4 : 2;
+
   /// Calls `f` while there are `n` more up to `end`, `stride` apart, from `i` on. Returns false if
   /// the kernels are to end.
   template <class F>
