@@ -31,6 +31,12 @@ struct event_view {
   void* native = nullptr;
 };
 
+/// An event behind work in a stream of foreign code.
+struct user_event {
+  event_view event = {};
+  std::shared_ptr<void> owner = {}; ///< frees the event, on any thread
+};
+
 /// The properties of a device.
 struct device_properties {
   std::string name = {};
@@ -118,9 +124,17 @@ public:
   [[nodiscard]] virtual caf::expected<event_view> create_event() noexcept = 0;
   [[nodiscard]] virtual caf::error destroy_event(event_view event) noexcept = 0;
 
-  /// Records `event` in `stream`. The stream may be a user's own, as in `wait`.
+  /// Records `event` in `stream`.
   [[nodiscard]] virtual caf::error record(event_view event, stream_view stream) noexcept = 0;
-  /// Makes `stream` wait for the work recorded in `event`, which may belong to another device.
+  /// Returns an event behind the work that is in `user`, a stream of foreign code, now.
+  /// @thread any
+  /// @errors errc::not_supported: the device has no streams for foreign code
+  [[nodiscard]] virtual caf::expected<user_event> record_user(stream_view user) noexcept {
+    static_cast<void>(user);
+    return make_error(errc::not_supported, "the device has no streams for users");
+  }
+  /// Makes `stream` wait for the work recorded in `event`, which may belong to another device. The
+  /// stream may be one of foreign code.
   [[nodiscard]] virtual caf::error wait(stream_view stream, event_view event) noexcept = 0;
   /// Returns true when the work before the recorded `event` is done.
   [[nodiscard]] virtual caf::expected<bool> query(event_view event) noexcept = 0;

@@ -429,9 +429,12 @@ public:
   /// @errors errc::not_supported: the host backend and worker processes have no streams for users
   [[nodiscard]] pending<void> acquire(const any_gpu_ref& ref, access_mode mode, CUstream_st* stream,
                                       request_options options = {}) const;
-  /// Gives the buffer back: later requests wait for the work that is in `stream` now. Completes
-  /// when that work is done. If cancelled or late, it gives the buffer back all the same.
-  /// @errors errc::invalid_argument: the buffer was not acquired in this mode; errc::not_supported
+  /// Gives the buffer back: later requests on it, and no others, wait for the work that is in
+  /// `stream` now. The stream may be destroyed when this function has returned. Completes when that
+  /// work is done. If cancelled or late, it gives the buffer back all the same.
+  /// @errors errc::invalid_argument: the buffer was not acquired in this mode; errc::not_supported;
+  ///         errc::cuda_error: no event could be recorded in `stream`, and the buffer is still
+  ///         acquired
   pending<void> release(const any_gpu_ref& ref, access_mode mode, CUstream_st* stream,
                         request_options options = {}) const;
 

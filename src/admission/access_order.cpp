@@ -43,15 +43,15 @@ bool order_use(locked lock, const std::shared_ptr<operation>& op, dependencies& 
     if (!by->on_lanes() && (around.behind.empty() || around.behind.back() != by))
       around.behind.push_back(by);
   }
-  // A part without a stream waits for nothing on the device, so it supersedes no access.
+  // A part without a stream of the lane waits for nothing there, so it supersedes no access.
   bool takes_place =
-      p.stream != stream_kind::none && covered && (u.writes || (!a.writes && same_stream));
+      in_lane_stream(p.stream) && covered && (u.writes || (!a.writes && same_stream));
   // Memory of another device stays valid when a reset of the lane's device drops this part.
   auto outlives = [&] { return &u.memory->home() != &p.on->state(); };
   if ((conflict && !same_stream) || ((conflict || takes_place) && outlives()))
     add_predecessor(p, {by, a.at, u.memory.get()});
   // A later use follows this one, and so all work that precedes this one or is in its stream.
-  if (p.stream == stream_kind::none)
+  if (!in_lane_stream(p.stream))
     return false;
   if (held && overlap && (takes_place || u.writes)) {
     auto taken = a;

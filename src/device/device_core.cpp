@@ -239,8 +239,18 @@ device_core::answer<nothing> device_core::acquire(const any_gpu_ref& ref, access
 device_core::answer<nothing> device_core::release(const any_gpu_ref& ref, access_mode mode,
                                                   CUstream_st* user,
                                                   const request_options& options) const {
-  return start<release_operation>("release", check_user("release", ref), options, ref, mode,
-                                  stream_view{user});
+  auto error = check_user("release", ref);
+  user_event event;
+  if (!error) {
+    // On this thread: the caller may destroy the stream as soon as this function has returned.
+    auto marked = worker_->mark_user(stream_view{user});
+    if (marked)
+      event = std::move(*marked);
+    else
+      error = std::move(marked.error());
+  }
+  return start<release_operation>("release", std::move(error), options, ref, mode,
+                                  std::move(event));
 }
 
 caf::expected<gpu_token> device_core::offer(const any_gpu_ref& ref,

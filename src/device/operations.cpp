@@ -340,8 +340,10 @@ void acquire_operation::on_settled() noexcept {
 
 // -- release
 
-release_operation::release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user)
-    : operation_of("release", 1), ref_(ref), mode_(mode), user_(user) {}
+release_operation::release_operation(const any_gpu_ref& ref, access_mode mode, user_event event)
+    : operation_of("release", 1), ref_(ref), mode_(mode), event_(std::move(event)) {
+  parts()[0].stream = stream_kind::user;
+}
 
 caf::error release_operation::on_admit(locked lock, queue_bound) {
   auto& memory = *ref_.memory();
@@ -367,13 +369,10 @@ void release_operation::end_early(early_end how) noexcept {
   answer(make_error(early_failure(how)));
 }
 
-caf::expected<issue_outcome> release_operation::issue(part& p, lane& on) {
-  auto event = on.mark(user_);
-  if (!event)
-    return event.error();
-  auto error = on.device().wait(on.stream(p.stream), *event);
-  on.retire(*event);
-  return enqueued_unless(std::move(error));
+caf::expected<issue_outcome> release_operation::issue(part& p, lane&) {
+  p.event = event_.event;
+  p.shares_event = true;
+  return issue_outcome::enqueued;
 }
 
 } // namespace troupe::detail

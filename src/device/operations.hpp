@@ -163,10 +163,10 @@ private:
   stream_view user_;
 };
 
-/// Makes later work on the buffer wait for the user's stream.
+/// Gives the buffer back. Later work on it waits for `event`, of the user's stream.
 class release_operation final : public operation_of<nothing> {
 public:
-  release_operation(const any_gpu_ref& ref, access_mode mode, stream_view user);
+  release_operation(const any_gpu_ref& ref, access_mode mode, user_event event);
   /// Never refused for lack of room: it gives something back.
   bool bounded() const noexcept override { return false; }
   bool marks_skipped() const noexcept override { return false; }
@@ -179,7 +179,7 @@ protected:
 private:
   any_gpu_ref ref_;
   access_mode mode_;
-  stream_view user_;
+  user_event event_;
 };
 
 } // namespace troupe::detail

@@ -18,7 +18,7 @@ namespace troupe::detail {
 namespace {
 
 constexpr std::array<std::string_view, stream_count + 1> stream_names{
-    "compute", "upload", "download", "memory", "lend", "collective", "peer", "none"};
+    "compute", "upload", "download", "memory", "lend", "user", "collective", "peer", "none"};
 
 /// Writes JSON values one after the other, and sets the commas.
 class json_writer {

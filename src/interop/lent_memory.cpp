@@ -95,7 +95,10 @@ caf::error lent_memory::give_back(foreign_stream stream) noexcept {
     return {};
   }
   auto released = core.release(ref_, mode_, *stream, {});
-  return released->completed() ? released->error() : caf::error{};
+  auto error = released->completed() ? released->error() : caf::error{};
+  if (error)
+    give_back_now();
+  return error;
 }
 
 void lent_memory::give_back_now() const noexcept {

@@ -106,6 +106,18 @@ void lane::wake(std::span<const part> parts) noexcept {
       p.on->notify();
 }
 
+caf::expected<user_event> lane::mark_user(stream_view user) noexcept {
+  std::shared_ptr<backend_device> device;
+  {
+    admission_lock lock;
+    if (!closed_)
+      device = device_;
+  }
+  if (!device)
+    return make_error(errc::unavailable, "the device ended");
+  return device->record_user(user);
+}
+
 void lane::request_reset() noexcept {
   reset_requested_.store(true);
   wake();
@@ -229,7 +241,7 @@ bool lane::nothing_in_flight() const noexcept { return in_flight() == 0 && nothi
 
 void lane::idle() {
   bool busy = !abandoned_.load() && !nothing_in_flight();
-  bool must_poll = busy && !device_->signals_completion();
+  bool must_poll = busy && (!device_->signals_completion() || streams_.waits_for_users());
   if (std::exchange(worked_, false))
     spin_end_ = clock::now() + *options_.spin;
   if (may_spin() && must_poll)

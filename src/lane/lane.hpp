@@ -124,6 +124,10 @@ public:
   void enter(const void* communicator) noexcept { inside_.store(communicator); }
   void leave() noexcept { inside_.store(nullptr); }
 
+  /// Returns an event behind the work that is in `user`, a stream of the caller.
+  /// @errors errc::unavailable: the lane has ended
+  caf::expected<user_event> mark_user(stream_view user) noexcept;
+
   /// Counts a communicator that has a rank on this lane.
   void add_tenant() noexcept { tenants_.fetch_add(1, std::memory_order_relaxed); }
   void remove_tenant() noexcept { tenants_.fetch_sub(1, std::memory_order_relaxed); }
@@ -280,6 +284,7 @@ private:
   void note_started(lane_stream& s) noexcept;
   bool poll();
   bool poll(lane_stream& s);
+  bool poll_each(lane_stream& s);
   void leave_flight(part& p) noexcept;
   void finish(part& p, std::int64_t now) noexcept;
 

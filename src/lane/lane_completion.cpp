@@ -45,13 +45,24 @@ bool lane::poll() {
   bool worked = false;
   for (auto* s : streams_.made())
     if (!s->in_flight.empty())
-      worked |= poll(*s);
+      worked |= s->is_ordered() ? poll(*s) : poll_each(*s);
+  return worked;
+}
+
+/// Polls some of the parts in `s`, which end in any order.
+bool lane::poll_each(lane_stream& s) {
+  bool worked = false;
+  for (auto left = std::min(s.in_flight.size(), poll_batch); left != 0 && !s.in_flight.empty();
+       --left) {
+    worked |= poll(s);
+    std::ranges::rotate(s.in_flight, std::ranges::next(s.in_flight.begin(), 1, s.in_flight.end()));
+  }
   return worked;
 }
 
 bool lane::poll(lane_stream& s) {
   std::size_t finished = 0;
-  bool one_by_one = device_->signals_completion();
+  bool one_by_one = device_->signals_completion() || !s.is_ordered();
   while (!s.in_flight.empty() && finished < poll_batch) {
     // To query an event that is done costs more than one that is not. So query one further back: if
     // it is done, all before it are done too.

@@ -76,7 +76,8 @@ void lane::go_down() noexcept {
   for (auto event : events_)
     static_cast<void>(note(device_->destroy_event(event)));
   for (auto* s : streams_.made())
-    static_cast<void>(note(device_->destroy_stream(s->stream)));
+    if (s->is_ordered())
+      static_cast<void>(note(device_->destroy_stream(s->stream)));
   static_cast<void>(note(device_->close_memory()));
 }
 

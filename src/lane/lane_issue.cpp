@@ -86,7 +86,7 @@ lane::verdict lane::try_issue(part& p) {
   // In the step that issues: a stale handle never reaches a launch (INV-2).
   if (!error)
     error = check_generation(p);
-  if (!error && !op.lost_a_part() && p.stream != stream_kind::none)
+  if (!error && !op.lost_a_part() && in_lane_stream(p.stream))
     error = note(wait_for_what_is_before(p));
   if (owner_tells(error))
     return wait_for_owner(p);
@@ -97,7 +97,7 @@ lane::verdict lane::try_issue(part& p) {
   p.at.store(part::state::issuing, std::memory_order_release);
   auto now = nanoseconds(clock::now());
   issuing_since_.store(now, std::memory_order_relaxed);
-  if (p.stream != stream_kind::none && streams_.stream_of(p).in_flight.empty() && nothing_before(p))
+  if (in_lane_stream(p.stream) && streams_.stream_of(p).in_flight.empty() && nothing_before(p))
     operation::part_started(p, now); // the call itself may block
   issuing_.store(true);
   auto outcome = op.issue(p, *this);

@@ -37,7 +37,7 @@ std::vector<predecessor> behind_dropped(const predecessor& x) {
 std::optional<std::uint64_t> lane::held_by(part& p) noexcept {
   if (state_->phase() == device_phase::resetting)
     return 0;
-  if (p.stream != stream_kind::none)
+  if (in_lane_stream(p.stream))
     if (auto* first = streams_.stream_of(p).continuing)
       return first->of->number();
   for (bool again = true; again;) {
@@ -131,7 +131,7 @@ void lane::set_skipped(part& p) noexcept {
 
 /// Returns whether later work relies on `p` to come after work that is not over yet.
 bool lane::stands_between(const part& p) const noexcept {
-  if (!p.uses_memory || p.of->is_removed() || p.stream == stream_kind::none ||
+  if (!p.uses_memory || p.of->is_removed() || !in_lane_stream(p.stream) ||
       state_->live_generation() == 0)
     return false;
   auto& s = streams_.stream_of(p);

@@ -44,7 +44,7 @@ void stream_table::forget_streams() noexcept {
     s->stream = {};
     s->not_done_since = {};
   }
-  made_.clear();
+  made_.assign({&streams_[users_streams]});
   collectives_made_ = 0;
   forget_late();
 }

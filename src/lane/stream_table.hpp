@@ -38,20 +38,25 @@ struct lane_stream {
   // For a link's stream, since nothing was in flight there:
   std::uint64_t largest_bytes = 0;
   bool waits = false; // a part came that had to wait for others
+
+  /// False for the place of parts in users' streams: they end in any order.
+  bool is_ordered() const noexcept { return stream.native != nullptr; }
 };
 
-/// The places of a lane's streams, made or not. A communicator, a link and the lends choose theirs
-/// when they have nothing in flight.
+/// The places of a lane's streams, made or not, and that of its parts in users' streams. A
+/// communicator, a link and the lends choose theirs when they have nothing in flight.
 /// @thread the lane
 class stream_table {
 public:
   static constexpr auto stand_in = static_cast<std::size_t>(stream_kind::compute);
   static constexpr auto lend_stream = static_cast<std::size_t>(stream_kind::lend);
+  static constexpr auto users_streams = static_cast<std::size_t>(stream_kind::user);
   static constexpr auto first_collective = static_cast<std::size_t>(stream_kind::collective);
   static constexpr auto first_peer = first_collective + collective_streams;
-  static_assert(lend_stream + 1 == first_collective && first_collective + 2 == stream_count);
+  static_assert(lend_stream + 1 == users_streams && users_streams + 1 == first_collective &&
+                first_collective + 2 == stream_count);
 
-  stream_table() { forget_late(); }
+  stream_table() { forget_streams(); }
 
   /// Makes a stream if it is not made yet.
   caf::error make_stream(backend_device& device, std::size_t index);
@@ -65,8 +70,11 @@ public:
   /// Forgets all streams: they are gone with the process that had them.
   void forget_streams() noexcept;
 
-  /// Returns the streams in the order in which they were made.
+  /// Returns the place of the parts in users' streams, and the streams in the order in which they
+  /// were made.
   std::span<lane_stream* const> made() const noexcept { return made_; }
+  /// Returns whether parts in users' streams are in flight.
+  bool waits_for_users() const noexcept { return !streams_[users_streams].in_flight.empty(); }
   /// Returns the streams of all places, made or not.
   std::span<lane_stream> all() noexcept { return streams_; }
   std::span<const lane_stream> collective_range() const noexcept {

@@ -35,19 +35,26 @@ protected:
 /// The streams of a lane. `collective`: one of several; a communicator has its own while it has
 /// work on the lane. `peer`: one for each other device (`part::peer`), for copies over the link to
 /// it. `lend`: for operations that wait until memory can be lent to another process. `memory`: for
-/// allocations; nothing in it waits, so no allocation waits for a kernel. `none`: the part is over
-/// when its issue returns.
+/// allocations; nothing in it waits, so no allocation waits for a kernel. `user`: the part is work
+/// of a user's stream, over when an event there is; no work of the lane waits for it but what
+/// follows the part. `none`: the part is over when its issue returns.
 enum class stream_kind : std::uint8_t {
   compute,
   upload,
   download,
   memory,
   lend,
+  user,
   collective,
   peer,
   none
 };
-inline constexpr std::size_t stream_count = 7;
+inline constexpr std::size_t stream_count = 8;
+
+/// Returns whether parts of this kind are work in a stream of the lane, behind their predecessors.
+constexpr bool in_lane_stream(stream_kind x) noexcept {
+  return x != stream_kind::none && x != stream_kind::user;
+}
 
 /// A communicator rank or a link, whose work on a lane is in one stream, in order. It may move to
 /// another stream when none of its work is in flight. @thread the lane
@@ -103,7 +110,7 @@ struct alignas(64) part {
   bool is_placeholder = false; ///< placeholder: never issued, only its event is in the stream
   /// A short copy over a link. It is issued in one call with the small copies that follow directly.
   bool is_small_copy = false;
-  bool shares_event = false; ///< uses the event of a later part in its stream, which returns it
+  bool shares_event = false; ///< its event is another object's, which returns it
   /// The result was delivered to this part's own requester, whatever happens to the other parts.
   std::atomic<bool> delivered{false};
   std::vector<predecessor> predecessors;
@@ -142,7 +149,7 @@ struct alignas(64) part {
   /// Returns whether both parts, if in flight on one lane at the same time, are in one stream, and
   /// so finish in order. False for `lend`: it finishes at once if nothing is before it.
   bool shares_stream(const part& other) const noexcept {
-    return on == other.on && stream == other.stream && stream != stream_kind::none &&
+    return on == other.on && stream == other.stream && in_lane_stream(stream) &&
            stream != stream_kind::lend && (stream != stream_kind::peer || peer == other.peer) &&
            (stream != stream_kind::collective || (tenant != nullptr && tenant == other.tenant));
   }

@@ -22,6 +22,12 @@ namespace troupe {
 
 namespace {
 
+/// Returns a kind of streams of a lane.
+detail::stream_kind some_stream(std::uint64_t number) {
+  auto result = static_cast<detail::stream_kind>(number % detail::stream_count);
+  return detail::in_lane_stream(result) ? result : detail::stream_kind::compute;
+}
+
 using testing::allocate_bytes;
 using testing::answer_of;
 using testing::borrow;
@@ -134,7 +140,7 @@ TEST(Ordering, ReadsWhatAnotherStreamWrites) {
 class Releasing : public ::testing::Test {
 protected:
   void SetUp() override {
-    hold<detail::acquire_operation>(memory);
+    acquire(memory);
     EXPECT_TRUE(is_ok(answer_of(last)));
     users.enqueue(lane->device(), user);
     users.wait_reached();
@@ -142,9 +148,14 @@ protected:
     on_lane.wait_reached();
   }
 
-  template <class Operation>
-  void hold(const any_gpu_ref& ref, access_mode mode = access_mode::read_write) {
-    last = std::make_shared<Operation>(ref, mode, user);
+  void acquire(const any_gpu_ref& ref, access_mode mode = access_mode::read_write) {
+    begin(std::make_shared<detail::acquire_operation>(ref, mode, user));
+  }
+  void release(const any_gpu_ref& ref, access_mode mode = access_mode::read_write) {
+    begin(std::make_shared<detail::release_operation>(ref, mode, must(lane->mark_user(user))));
+  }
+  void begin(std::shared_ptr<detail::operation_of<detail::nothing>> op) {
+    last = std::move(op);
     last->parts()[0].on = lane.get();
     last->deadline = detail::clock::now() + patience;
     system.runtime()->start(last);
@@ -172,31 +183,46 @@ protected:
 };
 
 TEST_F(Releasing, TakenBackOrdersAllTheSame) {
-  hold<detail::release_operation>(memory);
+  release(memory);
   last->cancel();
   EXPECT_TRUE(has_code(answer_of(last), errc::cancelled));
   expect_order(memory);
 }
 
 TEST_F(Releasing, ByAPartOrdersTheWholeBuffer) {
-  hold<detail::release_operation>(must(memory.slice(0, 8)));
+  release(must(memory.slice(0, 8)));
   expect_order(must(memory.slice(32, 32)));
   EXPECT_TRUE(is_ok(answer_of(last)));
+}
+
+TEST_F(Releasing, DoesNotWaitForOtherStreams) {
+  on_lane.open();
+  release(memory);
+  const auto held = last;
+  const auto other = allocate_bytes(device, 64);
+  user = must(lane->device().create_stream());
+  acquire(other);
+  EXPECT_TRUE(is_ok(answer_of(last)));
+  release(other);
+  EXPECT_TRUE(is_ok(answer_of(last)));
+  EXPECT_FALSE(held->completed());
+  users.open();
+  EXPECT_TRUE(is_ok(answer_of(held)));
 }
 
 // Ranges outside the acquired range stay indeterminate.
 TEST_F(Releasing, HealsWhatWasAcquiredAndNoMore) {
   users.open();
   on_lane.open();
-  hold<detail::release_operation>(memory);
+  release(memory);
   EXPECT_TRUE(is_ok(answer_of(last)));
   const auto half = must(memory.slice(0, 32));
   const auto other = must(memory.slice(32, 32));
   EXPECT_TRUE(
       has_code(answer_of(device.launch(failing_work(), {}, {memory}, {})), errc::launch_failed));
-  hold<detail::acquire_operation>(other, access_mode::write);
+  acquire(other, access_mode::write);
   EXPECT_TRUE(is_ok(answer_of(last)));
-  hold<detail::release_operation>(memory, access_mode::write);
+  release(memory, access_mode::write);
   EXPECT_TRUE(is_ok(answer_of(last)));
   std::vector<std::byte> bytes(32);
   EXPECT_TRUE(is_ok(answer_of(device.download(other, borrow(bytes), {}))));
@@ -395,7 +421,7 @@ TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBack) {
       };
       auto todo = std::make_shared<work>(work{address(memory), values[i], &found[i]});
       auto op = std::make_shared<probe>(std::vector{system.lane()}, in_stream(todo));
-      op->parts()[0].stream = static_cast<detail::stream_kind>(random() % detail::stream_count);
+      op->parts()[0].stream = some_stream(random());
       op->parts()[0].peer = static_cast<int>(random() % 3);
       op->add_use(detail::use_of(memory, false, true));
       system.runtime()->start(op);
@@ -483,7 +509,7 @@ TEST(Ordering, AgreesWithOneAfterTheOtherWhenSomeAreTakenBackThatWait) {
       todo->value = static_cast<std::byte>(i + 1);
       auto op = std::make_shared<waiting_probe>(std::vector{system.lane(static_cast<int>(any(2)))},
                                                 in_stream(todo));
-      op->parts()[0].stream = static_cast<detail::stream_kind>(any(detail::stream_count - 1));
+      op->parts()[0].stream = some_stream(any(detail::stream_count - 1));
       op->parts()[0].peer = static_cast<int>(any(3));
       op->may_go = any(4) != 0;
       bool writes = any(3) != 0; // a reader of a cancelled write fails with it

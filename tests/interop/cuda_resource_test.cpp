@@ -101,10 +101,10 @@ TEST_F(ResourceOnCuda, MemoryIsFreedBehindTheStream) {
   constexpr std::size_t count = std::size_t{1} << 20;
   constexpr std::size_t size = count * sizeof(std::uint32_t);
   cuda_resource resource{*gpu_};
-  own_stream stream{0};
   const auto content = random_words(count, 1);
   const pinned_words source{content};
   pinned_words seen{count};
+  own_stream stream{0}; // after the pinned memory: freeing that waits for the stream
   auto* memory = allocate_from(resource, stream, size);
   must_cuda(cudaMemcpyAsync(memory, source.data(), size, cudaMemcpyHostToDevice, stream));
   stream.hold();

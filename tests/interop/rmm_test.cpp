@@ -106,7 +106,6 @@ class RmmOnCuda : public CudaInterop {};
 TEST_F(RmmOnCuda, ContainersUseTheDevicesMemory) {
   constexpr std::size_t count = std::size_t{1} << 22;
   constexpr std::size_t size = count * sizeof(std::uint32_t);
-  own_stream stream{0};
   std::mt19937_64 random{1};
   words content(count);
   for (auto& x : content)
@@ -114,6 +113,7 @@ TEST_F(RmmOnCuda, ContainersUseTheDevicesMemory) {
   const pinned_words source{content};
   pinned_words seen{count};
   rmm_resource resource{*gpu_};
+  own_stream stream{0}; // after the pinned memory: freeing that waits for the stream
   {
     const rmm_stream view{static_cast<cudaStream_t>(stream)};
     rmm::device_uvector<std::uint32_t> x{count, view, resource};

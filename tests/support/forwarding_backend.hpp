@@ -43,6 +43,9 @@ public:
   caf::error record(event_view x, stream_view on) noexcept override {
     return inner_->record(x, on);
   }
+  caf::expected<user_event> record_user(stream_view on) noexcept override {
+    return inner_->record_user(on);
+  }
   caf::error wait(stream_view on, event_view x) noexcept override { return inner_->wait(on, x); }
   caf::expected<bool> query(event_view x) noexcept override { return inner_->query(x); }
   caf::error synchronize(event_view x) noexcept override { return inner_->synchronize(x); }

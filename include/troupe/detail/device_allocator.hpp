@@ -37,7 +37,8 @@ public:
   /// @errors those of `device::allocate`; errc::invalid_argument: the alignment
   caf::expected<void*> allocate(std::size_t size_bytes, std::size_t alignment);
 
-  /// Frees the memory behind the work that is in `stream` now; none: now.
+  /// Frees the memory behind the work that is in `stream` now; none: now. The stream may be
+  /// destroyed when this function has returned.
   void deallocate(void* memory, std::optional<CUstream_st*> stream) noexcept;
 
   /// Logs that the work of a stream, behind which memory is freed, could not be waited for.

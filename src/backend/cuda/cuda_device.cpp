@@ -334,6 +334,26 @@ caf::error cuda_device::record(event_view event, stream_view stream) noexcept {
   return call("cudaEventRecord", [&] { return cudaEventRecord(x.handle, native(stream)); });
 }
 
+caf::expected<user_event> cuda_device::record_user(stream_view user) noexcept {
+  return no_throw([&]() -> caf::expected<user_event> {
+    auto made = std::shared_ptr<cuda_event>{new cuda_event, [driver = driver_](cuda_event* x) {
+                                              if (x->handle != nullptr && !driver->ended())
+                                                teardown(cudaEventDestroy(x->handle),
+                                                         "cudaEventDestroy", -1);
+                                              delete x;
+                                            }};
+    const event_view event{made.get()};
+    if (auto err = call_aside("cudaEventCreateWithFlags", [&] {
+          return cudaEventCreateWithFlags(&made->handle, cudaEventDisableTiming);
+        }))
+      return err;
+    if (auto err = call_aside("cudaEventRecord",
+                              [&] { return cudaEventRecord(made->handle, native(user)); }))
+      return err;
+    return user_event{event, std::move(made)};
+  });
+}
+
 /// CUDA does not see what waits by a word for a kernel. No circle comes of it: lanes wait only for
 /// kernels that are launched before, in the order of admission, which is the same on all devices.
 caf::error cuda_device::wait(stream_view stream, event_view event) noexcept {

@@ -106,6 +106,10 @@ public:
     return call(verb::record, [&] { return inner_->record(event, stream); }, stream);
   }
 
+  caf::expected<user_event> record_user(stream_view user) noexcept override {
+    return call(verb::record, [&] { return inner_->record_user(user); }, user);
+  }
+
   caf::error wait(stream_view stream, event_view event) noexcept override {
     return call(verb::wait, [&] { return inner_->wait(stream, event); }, stream);
   }

@@ -187,6 +187,14 @@ caf::error host_device::record(event_view event, stream_view stream) noexcept {
   return {};
 }
 
+caf::expected<user_event> host_device::record_user(stream_view user) noexcept {
+  auto event = std::make_shared<host_event>();
+  const event_view result{event.get()};
+  if (auto error = record(result, user))
+    return error;
+  return user_event{result, std::move(event)};
+}
+
 caf::error host_device::wait(stream_view stream, event_view event) noexcept {
   if (!event.native || !stream.native)
     return fail(errc::invalid_argument, "the event or the stream is missing");

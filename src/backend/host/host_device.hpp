@@ -64,6 +64,7 @@ public:
   caf::error destroy_event(event_view event) noexcept override;
 
   caf::error record(event_view event, stream_view stream) noexcept override;
+  caf::expected<user_event> record_user(stream_view user) noexcept override;
   caf::error wait(stream_view stream, event_view event) noexcept override;
   caf::expected<bool> query(event_view event) noexcept override;
   caf::error synchronize(event_view event) noexcept override;
