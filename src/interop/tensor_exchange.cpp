@@ -184,9 +184,10 @@ caf::expected<any_gpu_ref> adopt_tensor(const device& to, const foreign_tensor& 
                   "the tensor's address is not a multiple of the size of its elements, " +
                       std::to_string(size_of(*type)));
   auto taken = std::make_shared<std::atomic<bool>>(false); // after an error, `free` is not called
+  // Not on the lane, which calls the deleter: foreign code may wait for a lock (Python's).
   auto deleter = [taken, free = std::move(free)](void*) {
     if (taken->load())
-      free();
+      callback_executor().post(free);
   };
   auto ref = x.read_only ? core.adopt_read_only(data, *count, *type, std::move(deleter))
                          : core.adopt(data, *count, *type, std::move(deleter));
