@@ -24,7 +24,6 @@ constexpr std::size_t count = 1000;
 // [train]
 /// Runs in the worker of one rank, on a thread of its own.
 caf::error train(const troupe::program_place& place, caf::blocking_actor* self) {
-  self->receive([](const troupe::program_message&) {}); // the parent has subscribed
   auto grads = place.rank.where().allocate<float>(count);
   if (!grads)
     return grads.error();
@@ -114,8 +113,7 @@ int run(int argc, char** argv) {
   auto world = troupe::world::open(sys, config); // its last copy ends it, and the ranks' actors
   if (!world)
     return report(world.error());
-  troupe::tell(self, world->actor(), troupe::subscribe{});       // `self` gets what they report
-  troupe::tell(self, world->actor(), troupe::program_message{}); // to each of them
+  troupe::tell(self, world->actor(), troupe::subscribe{}); // `self` gets what they report
   // [program]
   check_reports(self, sys, world->size());
   troupe::tell(self, world->actor(), troupe::program_message{});

@@ -65,7 +65,8 @@ struct program_message {
   std::vector<std::uint8_t> bytes = {};
 };
 
-/// Sent to subscribers of a world's actor: a report of a program's actor.
+/// Sent to subscribers of a world's actor: a report of a program's actor. Reports and ends that
+/// come before the first subscriber are kept for it: the newest ones, up to 1 MiB.
 struct program_report {
   std::int32_t rank = -1;
   std::vector<std::uint8_t> bytes = {};

@@ -53,6 +53,9 @@ struct build_overdue {
   std::uint64_t epoch = 0; ///< of the communicator; 0: of the devices
 };
 
+/// To a world: replies with its status when it is not being built any more.
+struct until_built {};
+
 /// To a topology: its graph has changed.
 struct graph_changed {};
 

@@ -82,7 +82,13 @@ public:
         },
         [this](const subscribe&) {
           if (auto who = subscribers_.add(this); who)
-            detail::send(this, who, core_->status());
+            welcome(who);
+        },
+        [this](const until_built&) {
+          auto reply = make_response_promise<world_status>();
+          waiting_.push_back(reply);
+          answer_waiting();
+          return reply;
         },
         [this](const program_message& x) -> caf::result<void> {
           auto error = programs_ ? programs_->send(x)
@@ -91,8 +97,8 @@ public:
             return error;
           return {};
         },
-        [this](const program_report& x) { subscribers_.tell(this, x); },
-        [this](const program_ended& x) { subscribers_.tell(this, x); },
+        [this](const program_report& x) { pass_on(x); },
+        [this](const program_ended& x) { pass_on(x); },
         [this](const shutdown&) { end(caf::exit_reason::user_shutdown); },
         [this](const device_changed& x) { on_device(x); },
         [this](const communicator_built& x) { on_built(x); },
@@ -122,6 +128,7 @@ public:
       programs_->stop();
     devices_.clear();
     core_->close(world_phase::shut_down, make_error(errc::unavailable, "the world ended"));
+    answer_waiting();
     subscribers_.clear();
     programs_.reset(); // the actor may live on while messages to itself are on their way
     reachable_.reset();
@@ -337,6 +344,26 @@ private:
     told_epoch_ = now.epoch;
     told_membership_ = now.membership;
     subscribers_.tell(this, std::move(now));
+    answer_waiting();
+  }
+
+  void welcome(const caf::actor& who) {
+    detail::send(this, who, core_->status());
+    early_.hand_over(this, who);
+  }
+
+  template <class Message> void pass_on(const Message& x) {
+    early_.keep(x);
+    subscribers_.tell(this, x);
+  }
+
+  /// Answers the requests that wait for the end of the build.
+  void answer_waiting() {
+    const auto now = core_->status();
+    if (now.phase == world_phase::building)
+      return;
+    for (auto& x : std::exchange(waiting_, {}))
+      x.deliver(now);
   }
 
   void on_built(const communicator_built& x) {
@@ -521,6 +548,8 @@ private:
   shared_core<world_core> reachable_;       // `core_` for other threads
   std::shared_ptr<rank_programs> programs_; // null: the world has no program
   subscriber_list subscribers_;
+  early_reports early_;
+  std::vector<caf::typed_response_promise<world_status>> waiting_; // for the end of the build
   device_watches devices_;
   std::map<int, device_changed> phases_;
   std::map<int, std::uint64_t> counted_losses_; // the last lost generation, by device

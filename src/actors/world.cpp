@@ -1,5 +1,6 @@
 #include "actors/answer.hpp"
 #include "actors/device_access.hpp"
+#include "actors/messages.hpp"
 #include "actors/supervised.hpp"
 #include "foundation/error_text.hpp"
 #include "foundation/never_destroyed.hpp"
@@ -48,11 +49,10 @@ namespace {
 /// Blocks until the world is built, or has failed, at most for its build deadline.
 caf::error wait_until_ready(caf::actor_system& sys, const caf::actor& world) {
   caf::scoped_actor self{sys};
-  detail::send(self, world, subscribe{});
-  world_status now;
-  while (now.phase == world_phase::building)
-    self->receive([&](const world_status& x) { now = x; });
-  return now.phase == world_phase::ready ? caf::error{} : now.reason;
+  auto now = detail::ask<world_status>(self, world, caf::infinite, detail::until_built{});
+  if (!now)
+    return now.error();
+  return now->phase == world_phase::ready ? caf::error{} : now->reason;
 }
 
 } // namespace

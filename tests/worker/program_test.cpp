@@ -3,6 +3,8 @@
 #include "actors/program_note.hpp"
 #include "foundation/file_descriptor.hpp"
 #include "foundation/process_note.hpp"
+#include "support/eventually.hpp"
+#include "support/folder.hpp"
 #include "support/forwarding_backend.hpp"
 #include "support/load.hpp"
 #include "support/log_lines.hpp"
@@ -10,6 +12,7 @@
 #include "worker/program_fixture.hpp"
 #include <troupe/launch.hpp>
 #include <troupe/spawn_program.hpp>
+#include <troupe/world.hpp>
 
 #include <caf/all.hpp>
 
@@ -17,6 +20,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <random>
@@ -257,6 +262,17 @@ const bool programs_registered = [] {
         }
       });
     });
+  if (!error)
+    error = register_program("reports, then makes a file", [](const program_place& place) {
+      return place.system.spawn([place](caf::blocking_actor* self) {
+        for (std::uint8_t i : {1, 2})
+          if (auto lost = place.report({i}))
+            return self->fail_state(lost);
+        const std::string name{place.arguments.begin(), place.arguments.end()};
+        std::ofstream{name + std::to_string(place.rank.index())};
+        self->receive([](const program_message&) {});
+      });
+    });
   // Reports as much as allowed, after an attempt with more. Ends with a long text after a message.
   if (!error)
     error = register_program("says much", [](const program_place& place) {
@@ -360,6 +376,15 @@ protected:
   void SetUp() override { ASSERT_TRUE(programs_registered); }
 };
 
+/// Returns the reports of a rank.
+std::vector<std::vector<std::uint8_t>> bytes_of(const std::vector<program_report>& all, int rank) {
+  std::vector<std::vector<std::uint8_t>> result;
+  for (auto& x : all)
+    if (x.rank == rank)
+      result.push_back(x.bytes);
+  return result;
+}
+
 TEST_F(Programs, SumBesideTheirDevices) {
   TROUPE_NEEDS_DEVICES(2);
   start(2, {"so many sums", to_bytes(std::uint32_t{200})});
@@ -369,6 +394,37 @@ TEST_F(Programs, SumBesideTheirDevices) {
   for (auto& x : reports_)
     EXPECT_EQ(must(from_bytes<std::int32_t>(x.bytes)), x.rank);
   EXPECT_NE(reports_[0].rank, reports_[1].rank);
+}
+
+TEST_F(Programs, ReportToTheFirstSubscriberWhatCameBeforeIt) {
+  TROUPE_NEEDS_DEVICES(2);
+  system_.emplace(in_worker_processes(2));
+  self_.emplace(system_->get());
+  const folder made;
+  const auto name = made.file("rank");
+  const auto world = must(world::open(
+      *system_, {.devices = system_->ordinals(),
+                 .program = {"reports, then makes a file", {name.begin(), name.end()}}}));
+  for (std::size_t i = 0; i < world.size(); ++i) {
+    ASSERT_TRUE(eventually([&] { return std::filesystem::exists(name + std::to_string(i)); }));
+    // The answer comes behind the reports.
+    must(answer_of(must(device::open(*system_, system_->ordinals()[i])).stats()));
+  }
+  detail::send(*self_, world.actor(), subscribe{});
+  ASSERT_TRUE(until_more_reports(2 * world.size()));
+  for (int rank : {0, 1})
+    EXPECT_EQ(bytes_of(reports_, rank), (std::vector<std::vector<std::uint8_t>>{{1}, {2}}));
+  EXPECT_TRUE(ended_.empty());
+  EXPECT_EQ(view_.phase, world_phase::ready);
+  // A second subscriber gets nothing that is old.
+  caf::scoped_actor second{system_->get()};
+  detail::send(second, world.actor(), subscribe{});
+  detail::send(*self_, world.actor(), program_message{});
+  ASSERT_TRUE(until([this] { return ended_.size() == 2; }));
+  std::size_t ended = 0;
+  while (ended < 2)
+    second->receive([](const world_status&) {}, [&](const program_ended&) { ++ended; },
+                    [](const program_report&) { FAIL(); });
 }
 
 TEST_F(Programs, KeepTheOrderOfTheirMessages) {
@@ -436,15 +492,6 @@ TEST_F(Programs, GetMessages) {
   caf::scoped_actor asker{system_->get()};
   auto refused = detail::ask<void>(asker, actor_, patience, program_message{7, {1}});
   EXPECT_EQ(code_of(error_of(refused)), errc::invalid_argument);
-}
-
-/// Returns the reports of a rank.
-std::vector<std::vector<std::uint8_t>> bytes_of(const std::vector<program_report>& all, int rank) {
-  std::vector<std::vector<std::uint8_t>> result;
-  for (auto& x : all)
-    if (x.rank == rank)
-      result.push_back(x.bytes);
-  return result;
 }
 
 TEST_F(Programs, GetWhatWasSentBeforeTheyBegan) {

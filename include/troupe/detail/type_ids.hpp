@@ -95,6 +95,7 @@ struct beside_built;
 struct retry_build;
 struct build_overdue;
 struct graph_changed;
+struct until_built;
 } // namespace detail
 
 } // namespace troupe
@@ -192,6 +193,7 @@ CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::retry_build))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::build_overdue))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::graph_changed))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::actor_task))
+CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::until_built))
 CAF_END_TYPE_ID_BLOCK(troupe_local)
 
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::launch_callable)
@@ -206,3 +208,4 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::retry_build)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::build_overdue)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::graph_changed)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actor_task)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::until_built)
