@@ -169,8 +169,10 @@ private:
   task<> changed_before(time_point when) {
     const auto timer = after(when - clock::now());
     const auto woken = change_or(timer);
-    if (const auto first = co_await value_of(woken); first == 1 && timer.error())
+    if (const auto first = co_await value_of(woken); first == 1 && timer.error()) {
+      wake(); // else `changed_` would keep its listener
       co_await end_with(timer.error());
+    }
     timer.cancel();
   }
 
