@@ -36,16 +36,17 @@ using numbers = std::vector<float>;
 struct settings {
   std::size_t clients = 8;
   std::size_t requests = 1000; ///< of each client
-  std::size_t window = 16;     ///< open requests of each client
   std::size_t batch = 32;
   std::size_t patience_us = 500;
   std::size_t deadline_ms = 10'000;
   bool kill = false;
 };
 
+/// Returns the exit code of the program.
 int report(const caf::error& why) {
-  std::fprintf(stderr, "%s\n", troupe::describe(why).c_str());
-  return 1;
+  if (why)
+    std::fprintf(stderr, "%s\n", troupe::describe(why).c_str());
+  return why ? 1 : 0;
 }
 
 /// Returns small integers, so that no order of additions rounds.
@@ -79,8 +80,6 @@ caf::error die(troupe::launch_context&) {
   return {};
 }
 
-// -- clients
-
 struct result {
   int answers = 0;
   enum { none, right, late, wrong } kind = none; ///< late: an error that names the deadline
@@ -96,7 +95,7 @@ public:
         random_(seed), results_(results) {}
 
   caf::behavior make_behavior() override {
-    for (std::size_t i = 0; i < settings_.window; ++i)
+    for (int open = 0; open < 16; ++open)
       ask_next();
     return {}; // the actor lives as long as an answer is outstanding
   }
@@ -143,8 +142,6 @@ private:
   std::size_t next_ = 0;
 };
 
-// -- the main flow
-
 /// Prints what became of the requests. Returns an error if one was lost, was answered twice or got
 /// a wrong answer.
 caf::error check(const std::vector<result>& results, const service_counts& counts, double seconds,
@@ -164,16 +161,16 @@ caf::error check(const std::vector<result>& results, const service_counts& count
               counts.repeated, counts.losses);
   std::printf("%.0f requests/s, latency p50 %.3f ms, p99 %.3f ms\n",
               static_cast<double>(results.size()) / seconds, percentile(50), percentile(99));
-  const char* failure = nullptr;
+  const auto failed = [](const char* why) {
+    return troupe::make_error(troupe::errc::internal, why);
+  };
   if (counts.answers != results.size() ||
       std::ranges::count(results, 1, &result::answers) != std::ssize(results))
-    failure = "a request was lost or was answered twice";
-  else if (kinds(result::wrong) != 0)
-    failure = "wrong answers";
-  else if (kill && counts.losses == 0)
-    failure = "no replica was killed";
-  if (failure)
-    return troupe::make_error(troupe::errc::internal, failure);
+    return failed("a request was lost or was answered twice");
+  if (kinds(result::wrong) != 0)
+    return failed("wrong answers");
+  if (kill && counts.losses == 0)
+    return failed("no replica was killed");
   std::printf("each request has got one answer\n");
   return {};
 }
@@ -222,11 +219,9 @@ int main(int argc, char** argv) {
   app.add_option("--patience", s.patience_us, "microseconds to wait for others")->check(time);
   app.add_option("--clients", s.clients, "actors that send requests")->check(number);
   app.add_option("--requests", s.requests, "number for each client")->check(number);
-  app.add_option("--window", s.window, "open requests of each client")->check(number);
   app.add_option("--batch", s.batch, "maximum number of requests in a batch")->check(number);
   app.add_option("--deadline", s.deadline_ms, "of a request, in milliseconds")->check(time);
   app.add_flag("--kill", s.kill, "kill a replica when half of the requests are answered");
-  app.footer("Also takes options of the library, such as --troupe.backend=host.");
   app.allow_extras();
   CLI11_PARSE(app, argc, argv);
 
@@ -248,7 +243,5 @@ int main(int argc, char** argv) {
     replicas.push_back(*device);
   }
   std::printf("backend %s, %zu replicas\n", list->backend.c_str(), replicas.size());
-  if (auto error = run(sys, replicas, s))
-    return report(error);
-  return 0;
+  return report(run(sys, replicas, s));
 }
