@@ -128,6 +128,9 @@ function(troupe_add_test name)
   add_executable(${name} ${arg_SOURCES})
   troupe_target_defaults(${name})
   target_link_libraries(${name} PRIVATE troupe_test_support ${arg_LIBS})
+  # Less optimized than the library: they compile in four fifths of the time.
+  target_compile_options(${name} PRIVATE
+    "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<CONFIG:Debug>>>:-O1>")
 
   # The cases are listed when ctest runs, so that a cross build needs no GPU library.
   set(discover DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60)
