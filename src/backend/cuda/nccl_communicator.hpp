@@ -23,9 +23,9 @@ using shared_flag = std::shared_ptr<const std::atomic<bool>>;
 /// @units bytes of scratch memory on which `nccl_communicator::connect` works
 inline constexpr std::size_t connect_scratch_bytes = 1u << 26;
 
-/// Returns an upper bound for the device memory that NCCL allocates for one communicator while it
-/// builds and connects it.
-std::size_t needed_bytes(int device) noexcept;
+/// Returns an upper bound for the memory of `device` that NCCL allocates for one communicator of
+/// `size` ranks while it builds and connects it.
+std::size_t needed_bytes(int device, int size) noexcept;
 
 class nccl_communicator final : public backend_communicator {
 public:

@@ -38,7 +38,7 @@ constexpr int warm_up_group = 256;
 /// @units bytes that each pair of ranks exchanges
 constexpr std::size_t pair_bytes = 1024;
 
-/// An upper bound for one communicator with all its connections.
+/// An upper bound for one communicator of two ranks with all its connections.
 /// @units bytes of device memory
 /// @source measured with NCCL 2.28 on two H100 in one process: 868 MiB; 1346 MiB for a first one
 constexpr std::size_t build_bytes = std::size_t{1280} << 20;
@@ -47,6 +47,11 @@ constexpr std::size_t build_bytes = std::size_t{1280} << 20;
 /// @units bytes
 constexpr std::size_t first_build_bytes = std::size_t{2} << 30;
 
+/// What each further rank adds at most.
+/// @units bytes
+/// @source the memory of worlds with standbys on 2 and on 4 GPUs (docs/performance.md)
+constexpr std::size_t further_rank_bytes = std::size_t{640} << 20;
+
 /// One bit for each device on which NCCL has loaded what all communicators of the process share.
 std::atomic<std::uint64_t> devices_of_nccl{0};
 
@@ -54,8 +59,10 @@ constexpr std::uint64_t bit_of(int device) noexcept { return std::uint64_t{1} <<
 
 } // namespace
 
-std::size_t needed_bytes(int device) noexcept {
-  return (devices_of_nccl.load() & bit_of(device)) != 0 ? build_bytes : first_build_bytes;
+std::size_t needed_bytes(int device, int size) noexcept {
+  const bool is_first = (devices_of_nccl.load() & bit_of(device)) == 0;
+  const auto further = static_cast<std::size_t>(std::max(size - 2, 0));
+  return (is_first ? first_build_bytes : build_bytes) + further * further_rank_bytes;
 }
 
 caf::error nccl_communicator::connect(stream_view stream, connect_scope what) noexcept {

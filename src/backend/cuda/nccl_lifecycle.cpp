@@ -119,8 +119,8 @@ caf::expected<std::unique_ptr<nccl_communicator>> prepare(const local_rank& wher
 
 /// Returns errc::out_of_memory if a rank would run out of memory. One that does so while it
 /// connects leaves its peers waiting in NCCL for good.
-caf::error check_room(const local_rank& where, pool_trimmer& trimmer) {
-  const auto needed = needed_bytes(where.device) + connect_scratch_bytes;
+caf::error check_room(const local_rank& where, int size, pool_trimmer& trimmer) {
+  const auto needed = needed_bytes(where.device, size) + connect_scratch_bytes;
   auto free_bytes = free_bytes_of(where.device);
   if (free_bytes < needed) {
     trimmer.trim_now(where.device); // NCCL cannot request it
@@ -264,7 +264,7 @@ caf::error check_build(int size, std::span<const local_rank> ranks, int device_c
         return err;
       if (size == 1)
         continue;
-      if (auto err = check_room(where, trimmer))
+      if (auto err = check_room(where, size, trimmer))
         return err;
     }
     return {};
