@@ -90,16 +90,18 @@ struct failure {
   std::uint64_t epoch = 0;     ///< epoch of the world
   std::uint64_t generation = 0;
   std::vector<part_state> parts = {}; ///< one per rank, if an operation had several
+  /// For `indeterminate` and `skipped`: the code of the request that failed first (`cause_of`).
+  errc cause = errc::internal;
 };
 
 template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, failure& x) {
   using detail::field;
-  return detail::fields(f, x, "troupe::failure", field("code", x.code), field("detail", x.detail),
-                        field("verb", x.verb), field("api", x.api),
-                        field("native_name", x.native_name), field("native_code", x.native_code),
-                        field("device", x.device), field("rank", x.rank),
-                        field("operation", x.operation), field("epoch", x.epoch),
-                        field("generation", x.generation), field("parts", x.parts));
+  return detail::fields(
+      f, x, "troupe::failure", field("code", x.code), field("detail", x.detail),
+      field("verb", x.verb), field("api", x.api), field("native_name", x.native_name),
+      field("native_code", x.native_code), field("device", x.device), field("rank", x.rank),
+      field("operation", x.operation), field("epoch", x.epoch), field("generation", x.generation),
+      field("parts", x.parts), field("cause", x.cause));
 }
 
 /// Returns one sentence: what failed, where, and why.
@@ -113,6 +115,11 @@ std::optional<failure> failure_of(const caf::error& e);
 
 /// Returns the code of `e`; none if `e` is not an error of the library.
 std::optional<errc> code_of(const caf::error& e) noexcept;
+
+/// Returns the code of `e`. If it is `indeterminate` or `skipped`, returns the code of the request
+/// that failed first, and left behind what this one would have read. So the last answer of a chain
+/// of requests tells why the chain failed. None if `e` is not an error of the library.
+std::optional<errc> cause_of(const caf::error& e);
 
 /// Returns the severity of `e`; none if `e` is not an error of the library.
 std::optional<severity> severity_of(const caf::error& e) noexcept;

@@ -122,6 +122,14 @@ caf::error make_error(errc code, std::string detail) {
 
 std::optional<errc> code_of(const caf::error& e) noexcept { return detail::error_as<errc>(e); }
 
+std::optional<errc> cause_of(const caf::error& e) {
+  const auto code = code_of(e);
+  if (code != errc::indeterminate && code != errc::skipped)
+    return code;
+  const auto why = failure_of(e);
+  return why ? why->cause : code;
+}
+
 std::optional<severity> severity_of(const caf::error& e) noexcept {
   auto code = code_of(e);
   return code ? std::optional{severity_of(*code)} : std::nullopt;

@@ -8,7 +8,7 @@ namespace troupe::detail {
 
 void wire_fields(auto& wire, message_of<failure> auto& x) {
   wire(x.code, x.detail, x.verb, x.api, x.native_name, x.native_code, x.device, x.rank, x.operation,
-       x.epoch, x.generation, x.parts);
+       x.epoch, x.generation, x.parts, x.cause);
 }
 
 void wire_writer::put(const caf::error& x) {
@@ -27,8 +27,8 @@ void wire_reader::read(caf::error& x) {
     return;
   auto f = get<failure>();
   constexpr std::size_t most_parts = 4096; // one per rank
-  const bool is_valid = f.parts.size() <= most_parts && f.code >= errc::invalid_argument &&
-                        f.code <= errc::internal &&
+  const auto is_code = [](errc y) { return y >= errc::invalid_argument && y <= errc::internal; };
+  const bool is_valid = f.parts.size() <= most_parts && is_code(f.code) && is_code(f.cause) &&
                         std::all_of(f.parts.begin(), f.parts.end(),
                                     [](auto y) { return y <= part_state::uninvolved; });
   f.detail = peer_text(f.detail);

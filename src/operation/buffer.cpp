@@ -11,6 +11,7 @@ namespace troupe::detail {
 caf::error indeterminate(const caf::error& cause) {
   auto why = failure_of(cause).value_or(failure{});
   why.detail = "a failed operation was writing this buffer (" + describe(cause) + ")";
+  why.cause = cause_of(cause).value_or(errc::internal);
   why.code = errc::indeterminate;
   return make_error(std::move(why));
 }
@@ -21,6 +22,7 @@ caf::error skipped(const caf::error& cause) {
     return cause;
   why.detail =
       "a request that would have written this buffer did not run (" + describe(cause) + ")";
+  why.cause = cause_of(cause).value_or(errc::internal);
   why.code = errc::skipped;
   return make_error(std::move(why));
 }

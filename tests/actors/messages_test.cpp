@@ -139,6 +139,7 @@ failure some_failure() {
   x.epoch = 4;
   x.generation = 2;
   x.parts = {part_state::done, part_state::not_issued, part_state::started, part_state::issued};
+  x.cause = errc::worker_lost;
   return x;
 }
 

@@ -64,6 +64,7 @@ failure full() {
   x.epoch = 7;
   x.generation = 4;
   x.parts = {part_state::not_issued, part_state::issued, part_state::started, part_state::done};
+  x.cause = errc::worker_lost;
   return x;
 }
 
@@ -80,6 +81,7 @@ void expect_same(const failure& a, const failure& b) {
   EXPECT_EQ(a.epoch, b.epoch);
   EXPECT_EQ(a.generation, b.generation);
   EXPECT_EQ(a.parts, b.parts);
+  EXPECT_EQ(a.cause, b.cause);
 }
 
 TEST(Error, HasATextAndASeverityForEachCode) {
@@ -145,6 +147,14 @@ TEST(Error, KeepsEveryField) {
     EXPECT_EQ(failure_of(e)->code, code);
     EXPECT_EQ(failure_of(e)->detail, "text");
   }
+}
+
+TEST(Error, TellsTheCause) {
+  EXPECT_EQ(cause_of(make_error(full())), errc::nccl_error);
+  for (auto code : {errc::indeterminate, errc::skipped})
+    EXPECT_EQ(cause_of(make_error({.code = code, .cause = errc::worker_lost})), errc::worker_lost);
+  EXPECT_EQ(cause_of(caf::error{}), std::nullopt);
+  EXPECT_EQ(cause_of(caf::error{caf::sec::request_timeout}), std::nullopt);
 }
 
 TEST(Error, KnowsItsOwnFromOthers) {

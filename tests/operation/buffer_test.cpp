@@ -56,6 +56,8 @@ TEST(Buffer, NamesTheFirstCause) {
   EXPECT_TRUE(has_code(told, errc::indeterminate));
   EXPECT_EQ(number_of(told), 1u);
   EXPECT_NE(failure_of(told)->detail.find("cuda_error"), std::string::npos);
+  EXPECT_EQ(cause_of(told), errc::cuda_error);
+  EXPECT_EQ(cause_of(detail::skipped(detail::skipped(told))), errc::cuda_error);
   EXPECT_EQ(number_of(x.memory->check_determinate(16, 17)), 2u);
 }
 

@@ -270,7 +270,7 @@ TEST(MemoryNote, WhoseReasonIsNeitherThereNorNotIsNone) {
 
 /// The claim is refused nevertheless.
 TEST(MemoryNote, WhoseReasonCannotBeIsRefusedWithAnother) {
-  auto with = [](errc code, std::vector<part_state> parts) {
+  auto with = [](errc code, std::vector<part_state> parts, errc cause = errc::cancelled) {
     auto x = begun(kind::refused);
     x.put(true);
     x.put(code);
@@ -281,6 +281,7 @@ TEST(MemoryNote, WhoseReasonCannotBeIsRefusedWithAnother) {
     for (int i = 0; i < 3; ++i)
       x.put(std::uint64_t{0});
     x.put(parts);
+    x.put(cause);
     return memory_note_of(note_of(x));
   };
   for (int code = 0; code < 256; ++code) {
@@ -290,6 +291,9 @@ TEST(MemoryNote, WhoseReasonCannotBeIsRefusedWithAnother) {
     ASSERT_TRUE(got) << code;
     EXPECT_TRUE(has_code(got->why, is_one ? x : errc::internal));
     EXPECT_EQ(failure_of(got->why)->detail == "text", is_one) << code;
+    const auto other = with(errc::skipped, {}, x);
+    ASSERT_TRUE(other) << code;
+    EXPECT_EQ(cause_of(other->why), is_one ? x : errc::internal);
   }
   for (int part = 0; part < 256; ++part) {
     const auto x = static_cast<part_state>(part);
