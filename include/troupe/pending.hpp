@@ -110,6 +110,14 @@ public:
                         [self = *this, f = std::move(f)]() mutable { f(self.result()); });
   }
 
+  /// The same on an executor that is kept until then, such as that of `executor_of`; not null.
+  template <class F> void then(std::shared_ptr<executor> where, F f) const {
+    auto& on = *where;
+    then(on, [where = std::move(where), f = std::move(f)](caf::expected<T> result) mutable {
+      f(std::move(result));
+    });
+  }
+
   /// Cancels the request. If no part of it was issued, it is as if it had never been made: it never
   /// runs, and later requests on its buffers, even those that already wait, come directly behind
   /// the requests before it. Otherwise it completes now, but its work continues, and its buffers

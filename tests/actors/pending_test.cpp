@@ -1,5 +1,6 @@
 /// Operations of a client on a result that is still pending.
 
+#include "support/eventually.hpp"
 #include "support/manual_executor.hpp"
 #include "support/world_fixture.hpp"
 #include <troupe/detail/caf_compat.hpp>
@@ -15,6 +16,7 @@
 #include <deque>
 #include <functional>
 #include <future>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -108,6 +110,24 @@ TEST_F(Pending, ContinuationsRunOnceOnTheirExecutor) {
   held.answer.then(
       [&](const caf::expected<void>&) { where.set_value(std::this_thread::get_id()); });
   EXPECT_NE(where.get_future().get(), std::this_thread::get_id());
+}
+
+TEST_F(Pending, ContinuationsKeepTheirExecutor) {
+  held_launch held{gpu_, ref_};
+  auto mine = std::make_shared<manual_executor>();
+  const std::weak_ptr<manual_executor> kept = mine;
+  bool ran = false;
+  held.answer.then(std::move(mine),
+                   [&](const caf::expected<void>& x) { ran = static_cast<bool>(x); });
+  held.let_go();
+  must(held.answer.wait());
+  {
+    const auto still = kept.lock();
+    ASSERT_TRUE(still);
+    still->run_one();
+  }
+  EXPECT_TRUE(ran);
+  EXPECT_TRUE(eventually([&] { return kept.expired(); }));
 }
 
 TEST_F(Pending, CancelTakesBackWhatIsNotIssued) {
