@@ -47,7 +47,7 @@ constexpr std::size_t build_bytes = std::size_t{1280} << 20;
 /// @units bytes
 constexpr std::size_t first_build_bytes = std::size_t{2} << 30;
 
-/// What each further rank adds at most.
+/// What each further rank of a host adds at most.
 /// @units bytes
 /// @source the memory of worlds with standbys on 2 and on 4 GPUs (docs/performance.md)
 constexpr std::size_t further_rank_bytes = std::size_t{640} << 20;
@@ -61,7 +61,8 @@ constexpr std::uint64_t bit_of(int device) noexcept { return std::uint64_t{1} <<
 
 std::size_t needed_bytes(int device, int size) noexcept {
   const bool is_first = (devices_of_nccl.load() & bit_of(device)) == 0;
-  const auto further = static_cast<std::size_t>(std::max(size - 2, 0));
+  constexpr int most_ranks = 8; // with which a rank has connections of its own
+  const auto further = static_cast<std::size_t>(std::clamp(size, 2, most_ranks) - 2);
   return (is_first ? first_build_bytes : build_bytes) + further * further_rank_bytes;
 }
 
