@@ -209,9 +209,10 @@ to_dlpack_unversioned(const device& from, const any_gpu_ref& ref, dlpack_export 
 
 /// Takes the memory of a tensor over, as `device::adopt` does: the handle refers to the tensor's
 /// own memory, in one dimension. The tensor's deleter is called once, when nothing uses the memory
-/// any more, on the thread that runs callbacks; when not at all, `device::adopt` says. After an
-/// error the tensor is still the caller's. Writing requests on a read-only tensor get
-/// errc::buffer_acquired. For work that the producer puts into its stream later on, use
+/// any more: on the thread that drops the last handle, or, as that is mostly a lane, on the
+/// callback thread, perhaps after the end of the actor system. When not at all, `device::adopt`
+/// says. After an error the tensor is still the caller's. Writing requests on a read-only tensor
+/// get errc::buffer_acquired. For work that the producer puts into its stream later on, use
 /// `device::acquire` and `device::release`.
 /// @errors errc::invalid_argument: no elements, or they do not lie on this device;
 ///         errc::not_supported: another type of elements, not dense in row-major order, or an

@@ -1,6 +1,9 @@
 #include "actors/device_access.hpp"
 #include "interop/lent_memory.hpp"
+#include <troupe/detail/completion.hpp>
 #include <troupe/detail/tensor_exchange.hpp>
+#include <troupe/detail/user_call.hpp>
+#include <troupe/pending.hpp>
 
 #include <atomic>
 #include <limits>
@@ -184,10 +187,15 @@ caf::expected<any_gpu_ref> adopt_tensor(const device& to, const foreign_tensor& 
                   "the tensor's address is not a multiple of the size of its elements, " +
                       std::to_string(size_of(*type)));
   auto taken = std::make_shared<std::atomic<bool>>(false); // after an error, `free` is not called
-  // Not on the lane, which calls the deleter: foreign code may wait for a lock (Python's).
-  auto deleter = [taken, free = std::move(free)](void*) {
-    if (taken->load())
-      callback_executor().post(free);
+  // Not on a lane: foreign code may wait for a lock (Python's).
+  auto& elsewhere = callback_executor();
+  auto deleter = [taken, &elsewhere, free = std::move(free)](void*) {
+    if (!taken->load())
+      return;
+    if (may_block())
+      free();
+    else
+      elsewhere.post([free] { call_user_or_log("the deleter of a tensor", free); });
   };
   auto ref = x.read_only ? core.adopt_read_only(data, *count, *type, std::move(deleter))
                          : core.adopt(data, *count, *type, std::move(deleter));

@@ -55,8 +55,8 @@ caf::error check_tensor_shape(const std::vector<std::int64_t>& shape, const any_
 caf::expected<lent_tensor> lend_tensor(const device& from, const any_gpu_ref& ref, access_mode mode,
                                        std::optional<CUstream_st*> stream, request_options options);
 
-/// Takes over the memory of a foreign tensor. `free` is called on the callback thread when nothing
-/// uses the memory any more; not called after an error.
+/// Takes over the memory of a foreign tensor. `free` is called when nothing uses the memory any
+/// more, never on a lane; not called after an error.
 caf::expected<any_gpu_ref> adopt_tensor(const device& to, const foreign_tensor& x,
                                         std::optional<CUstream_st*> stream,
                                         std::function<void()> free);
