@@ -433,8 +433,9 @@ public:
   /// `stream` now. The stream may be destroyed when this function has returned. Completes when that
   /// work is done. If cancelled or late, it gives the buffer back all the same.
   /// @errors errc::invalid_argument: the buffer was not acquired in this mode; errc::not_supported;
-  ///         errc::cuda_error: no event could be recorded in `stream`, and the buffer is still
-  ///         acquired
+  ///         errc::cuda_error: no event could be recorded in `stream`, such as in a host function,
+  ///         and the buffer is still acquired. The same with errc::invalid_argument if `stream` is
+  ///         being captured
   pending<void> release(const any_gpu_ref& ref, access_mode mode, CUstream_st* stream,
                         request_options options = {}) const;
 

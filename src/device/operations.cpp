@@ -342,7 +342,10 @@ void acquire_operation::on_settled() noexcept {
 
 release_operation::release_operation(const any_gpu_ref& ref, access_mode mode, user_event event)
     : operation_of("release", 1), ref_(ref), mode_(mode), event_(std::move(event)) {
-  parts()[0].stream = stream_kind::user;
+  auto& p = parts()[0];
+  p.stream = stream_kind::user;
+  p.event = event_.event;
+  p.shares_event = true;
 }
 
 caf::error release_operation::on_admit(locked lock, queue_bound) {
@@ -369,10 +372,8 @@ void release_operation::end_early(early_end how) noexcept {
   answer(make_error(early_failure(how)));
 }
 
-caf::expected<issue_outcome> release_operation::issue(part& p, lane&) {
-  p.event = event_.event;
-  p.shares_event = true;
-  return issue_outcome::enqueued;
+caf::expected<issue_outcome> release_operation::issue(part&, lane&) {
+  return issue_outcome::enqueued; // the user has done it
 }
 
 } // namespace troupe::detail

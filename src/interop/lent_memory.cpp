@@ -95,10 +95,8 @@ caf::error lent_memory::give_back(foreign_stream stream) noexcept {
     return {};
   }
   auto released = core.release(ref_, mode_, *stream, {});
-  auto error = released->completed() ? released->error() : caf::error{};
-  if (error)
-    give_back_now();
-  return error;
+  // If the request is refused, the memory remains held: work in the stream may still use it.
+  return released->completed() ? released->error() : caf::error{};
 }
 
 void lent_memory::give_back_now() const noexcept {

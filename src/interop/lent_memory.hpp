@@ -46,8 +46,8 @@ public:
   std::byte* address() const noexcept;
 
   /// Gives the memory back, once: later requests wait for the work that is in `stream` now.
-  /// @errors errc::stale_ref and others: the device has ended or was reset. The memory is not held
-  ///         any more
+  /// @errors errc::unavailable and others: the device has ended; errc::cuda_error: no event could
+  ///         be recorded in `stream`, and the memory remains held
   caf::error give_back(foreign_stream stream) noexcept;
 
 private:

@@ -115,7 +115,13 @@ caf::expected<user_event> lane::mark_user(stream_view user) noexcept {
   }
   if (!device)
     return make_error(errc::unavailable, "the device ended");
-  return device->record_user(user);
+  auto event = device->record_user(user);
+  if (!event)
+    if (auto why = failure_of(event.error())) {
+      why->device = state_->ordinal();
+      return make_error(std::move(*why));
+    }
+  return event;
 }
 
 void lane::request_reset() noexcept {
@@ -241,7 +247,8 @@ bool lane::nothing_in_flight() const noexcept { return in_flight() == 0 && nothi
 
 void lane::idle() {
   bool busy = !abandoned_.load() && !nothing_in_flight();
-  bool must_poll = busy && (!device_->signals_completion() || streams_.waits_for_users());
+  const bool users_work = streams_.users_parts() != 0; // the backend does not signal its end
+  bool must_poll = busy && (!device_->signals_completion() || users_work);
   if (std::exchange(worked_, false))
     spin_end_ = clock::now() + *options_.spin;
   if (may_spin() && must_poll)
@@ -257,7 +264,7 @@ void lane::idle() {
   std::unique_lock lock{park_mutex_};
   parked_.store(true);
   auto awake = [this] { return signalled_.load() || inbox_.load() != nullptr; };
-  if (must_poll && options_.completion == completion_strategy::host_func)
+  if (must_poll && options_.completion == completion_strategy::host_func && !users_work)
     park_condition_.wait_for(lock, host_func_check, awake);
   else if (must_poll)
     park_condition_.wait_for(lock, poll_interval, awake);

@@ -118,8 +118,9 @@ void lane::mark_last(lane_stream& s, std::size_t parts) {
     }
     set_recorded(**i);
   }
-  if (options_.completion == completion_strategy::host_func && !device_->signals_completion() &&
-      s.is_ordered())
+  if (!s.is_ordered())
+    return; // no lane waits for users' streams
+  if (options_.completion == completion_strategy::host_func && !device_->signals_completion())
     static_cast<void>(note(device_->launch_host(
         s.stream, [](void* self) { static_cast<lane*>(self)->wake(); }, this)));
   else if (options_.completion == completion_strategy::synchronize)

@@ -103,7 +103,10 @@ bool lane::serve_control() {
   // them, or they would get into the streams of the next generation.
   take_inbox();
   drop_failed();
-  reset_now();
+  if (nothing_in_flight())
+    reset_now();
+  else
+    reset_requested_.store(true); // a dropped release waits for its user's stream
   return true;
 }
 

@@ -24,8 +24,9 @@ bool lane::issue_ready() {
   bool worked = state_->phase() == device_phase::resetting && drop_failed();
   if (is_held() || is_lost())
     return worked;
-  for (int i = 0; i < issue_batch && !waiting_.empty() && in_flight() < options_.in_flight_limit;
-       ++i) {
+  // Users' streams may take long; the limit is for the lane's own.
+  const auto limit = options_.in_flight_limit + streams_.users_parts();
+  for (int i = 0; i < issue_batch && !waiting_.empty() && in_flight() < limit; ++i) {
     if (try_issue(*waiting_.front()) == verdict::held)
       break;
     worked = true;
@@ -215,9 +216,12 @@ bool lane::proceed_continuing() {
 
 void lane::skip(part& p) noexcept {
   p.of->make_placeholder(p);
-  if (stands_between(p) && !abandoned_.load()) {
+  // The memory must also outlive what a user's stream does with it.
+  const bool of_user = p.stream == stream_kind::user;
+  if ((of_user || stands_between(p)) && !abandoned_.load()) {
     p.is_placeholder = true;
-    static_cast<void>(note(wait_for_what_is_before(p)));
+    if (!of_user)
+      static_cast<void>(note(wait_for_what_is_before(p)));
     put_in_flight(p);
     return;
   }

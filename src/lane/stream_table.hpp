@@ -73,8 +73,8 @@ public:
   /// Returns the place of the parts in users' streams, and the streams in the order in which they
   /// were made.
   std::span<lane_stream* const> made() const noexcept { return made_; }
-  /// Returns whether parts in users' streams are in flight.
-  bool waits_for_users() const noexcept { return !streams_[users_streams].in_flight.empty(); }
+  /// Returns how many parts in users' streams are in flight.
+  std::size_t users_parts() const noexcept { return streams_[users_streams].in_flight.size(); }
   /// Returns the streams of all places, made or not.
   std::span<lane_stream> all() noexcept { return streams_; }
   std::span<const lane_stream> collective_range() const noexcept {

@@ -210,6 +210,22 @@ TEST_F(Releasing, DoesNotWaitForOtherStreams) {
   EXPECT_TRUE(is_ok(answer_of(held)));
 }
 
+TEST_F(Releasing, HoldsUpNoOtherWork) {
+  on_lane.open();
+  const auto other = allocate_bytes(device, 64);
+  constexpr int more_than_may_be_in_flight = 300;
+  for (int i = 0; i < more_than_may_be_in_flight; ++i) {
+    acquire(other, access_mode::read);
+    ASSERT_TRUE(is_ok(answer_of(last)));
+    release(other, access_mode::read);
+  }
+  std::vector<std::byte> bytes(64);
+  EXPECT_TRUE(is_ok(answer_of(device.download(other, borrow(bytes), {}))));
+  EXPECT_FALSE(last->completed());
+  users.open();
+  EXPECT_TRUE(is_ok(answer_of(last)));
+}
+
 // Ranges outside the acquired range stay indeterminate.
 TEST_F(Releasing, HealsWhatWasAcquiredAndNoMore) {
   users.open();

@@ -4,6 +4,7 @@
 #include "interop/acquired.hpp"
 #include "support/eventually.hpp"
 #include "support/forwarding_backend.hpp"
+#include "support/log_lines.hpp"
 #include "support/world_fixture.hpp"
 #include <troupe/detail/device_allocator.hpp>
 #include <troupe/detail/tensor_exchange.hpp>
@@ -20,6 +21,7 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -187,6 +189,25 @@ TEST_F(UserStreams, ThatReadKeepWritersBack) {
   EXPECT_EQ(seen, random_bytes(size, 1));
 }
 
+// The release is still queued when the reset drops it.
+TEST_F(UserStreams, KeepTheMemoryThroughAReset) {
+  auto ref = allocated(1);
+  auto tensor = lend(ref);
+  std::vector<std::byte> seen(size);
+  stream_->hold();
+  stream_->run([&, from = tensor.data] { std::memcpy(seen.data(), from, size); });
+  gate held;
+  held.hold_lane(*gpu_);
+  tensor.hold.reset();
+  auto reset = gpu_->reset();
+  held.open();
+  EXPECT_FALSE(must(reset.wait_for(50ms)));
+  stream_->open();
+  must(answer_of(reset));
+  stream_->synchronize();
+  EXPECT_EQ(seen, random_bytes(size, 1));
+}
+
 TEST_F(UserStreams, OfAProducerAreWaitedFor) {
   for (bool read_only : {false, true}) {
     SCOPED_TRACE(read_only);
@@ -218,6 +239,23 @@ TEST_F(UserStreams, OfAProducerAreWaitedFor) {
     EXPECT_EQ(got, want);
     EXPECT_TRUE(eventually([&] { return freed == 1; }));
   }
+}
+
+TEST_F(UserStreams, SurviveADeleterThatThrows) {
+  std::vector<std::byte> theirs(4);
+  const std::int64_t shape[] = {4};
+  const detail::foreign_tensor tensor{.data = theirs.data(),
+                                      .device_type = 2,
+                                      .dimensions = 1,
+                                      .type_code = 1,
+                                      .type_bits = 8,
+                                      .type_lanes = 1,
+                                      .shape = shape};
+  log_lines log;
+  auto ref = must(detail::adopt_tensor(*gpu_, tensor, stream_->native(),
+                                       [] { throw std::runtime_error("not today"); }));
+  ref = {};
+  EXPECT_TRUE(log.say("not today"));
 }
 
 TEST_F(UserStreams, KeepMemoryThatIsDeallocated) {

@@ -343,6 +343,13 @@ caf::expected<user_event> cuda_device::record_user(stream_view user) noexcept {
                                               delete x;
                                             }};
     const event_view event{made.get()};
+    auto captures = cudaStreamCaptureStatusNone;
+    if (auto err = call_aside("cudaStreamIsCapturing",
+                              [&] { return cudaStreamIsCapturing(native(user), &captures); }))
+      return err;
+    if (captures != cudaStreamCaptureStatusNone)
+      return failed(errc::invalid_argument, ordinal_,
+                    "the stream is being captured: its work would never be known to be over");
     if (auto err = call_aside("cudaEventCreateWithFlags", [&] {
           return cudaEventCreateWithFlags(&made->handle, cudaEventDisableTiming);
         }))

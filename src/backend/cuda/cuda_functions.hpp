@@ -57,6 +57,7 @@
   X(cudaSetDevice)                                                                                 \
   X(cudaStreamCreateWithFlags)                                                                     \
   X(cudaStreamDestroy)                                                                             \
+  X(cudaStreamIsCapturing)                                                                         \
   X(cudaStreamQuery)                                                                               \
   X(cudaStreamSynchronize)                                                                         \
   X(cudaStreamWaitEvent)
