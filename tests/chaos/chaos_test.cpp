@@ -1371,7 +1371,7 @@ private:
         complain(std::to_string(n) + " " + names[i] + " are left over");
     stopwatch watch;
     const auto allowed = threads_before + (in_workers() ? 1 : 0); // the fault plan's thread
-    while (thread_count() > allowed && watch.elapsed() < at_once)
+    while (thread_count() > allowed && watch.elapsed() < patience)
       std::this_thread::yield();
     if (auto now = thread_count(); now > allowed)
       complain(std::to_string(now - allowed) + " threads are left over");
