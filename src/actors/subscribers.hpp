@@ -47,7 +47,8 @@ private:
   std::vector<caf::actor> all_;
 };
 
-/// What programs tell before their world has its first subscriber. Keeps the newest for it.
+/// Keeps the reports and ends of programs that come before their world's first subscriber, for it:
+/// the newest ones.
 class early_reports {
 public:
   static constexpr std::size_t most_bytes = std::size_t{1} << 20;

@@ -21,6 +21,7 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -82,6 +83,19 @@ private:
 };
 
 constexpr std::size_t size = 10'000;
+
+/// Returns a tensor of bytes on device 0. Both arguments must live as long as it.
+detail::foreign_tensor bytes_tensor(std::span<std::byte> data,
+                                    std::span<const std::int64_t> shape) {
+  return {.data = data.data(),
+          .device_type = 2,
+          .device_id = 0,
+          .dimensions = static_cast<std::int32_t>(shape.size()),
+          .type_code = 1,
+          .type_bits = 8,
+          .type_lanes = 1,
+          .shape = shape.data()};
+}
 
 class UserStreams : public ::testing::Test {
 protected:
@@ -218,15 +232,8 @@ TEST_F(UserStreams, OfAProducerAreWaitedFor) {
     foreign_queue user{*other_};
     user.hold();
     user.run([&] { std::ranges::copy(want, theirs.begin()); });
-    const detail::foreign_tensor tensor{.data = theirs.data(),
-                                        .device_type = 2,
-                                        .device_id = 0,
-                                        .dimensions = 2,
-                                        .type_code = 1,
-                                        .type_bits = 8,
-                                        .type_lanes = 1,
-                                        .shape = shape,
-                                        .read_only = read_only};
+    auto tensor = bytes_tensor(theirs, shape);
+    tensor.read_only = read_only;
     auto ref = must(detail::adopt_tensor(*gpu_, tensor, user.native(), [&] { ++freed; }));
     std::vector<std::byte> got(size);
     auto download = gpu_->download(ref, std::span{got});
@@ -244,13 +251,7 @@ TEST_F(UserStreams, OfAProducerAreWaitedFor) {
 TEST_F(UserStreams, SurviveADeleterThatThrows) {
   std::vector<std::byte> theirs(4);
   const std::int64_t shape[] = {4};
-  const detail::foreign_tensor tensor{.data = theirs.data(),
-                                      .device_type = 2,
-                                      .dimensions = 1,
-                                      .type_code = 1,
-                                      .type_bits = 8,
-                                      .type_lanes = 1,
-                                      .shape = shape};
+  const auto tensor = bytes_tensor(theirs, shape);
   log_lines log;
   auto ref = must(detail::adopt_tensor(*gpu_, tensor, stream_->native(),
                                        [] { throw std::runtime_error("not today"); }));
@@ -287,13 +288,7 @@ TEST_F(UserStreams, OfEachThreadAreRefused) {
                        errc::not_supported));
   std::byte theirs[4];
   const std::int64_t shape[] = {4};
-  const detail::foreign_tensor tensor{.data = theirs,
-                                      .device_type = 2,
-                                      .dimensions = 1,
-                                      .type_code = 1,
-                                      .type_bits = 8,
-                                      .type_lanes = 1,
-                                      .shape = shape};
+  const auto tensor = bytes_tensor(theirs, shape);
   EXPECT_TRUE(has_code(detail::adopt_tensor(*gpu_, tensor, per_thread, [] { FAIL(); }),
                        errc::not_supported));
 }

@@ -47,7 +47,7 @@ constexpr std::size_t build_bytes = std::size_t{1280} << 20;
 /// @units bytes
 constexpr std::size_t first_build_bytes = std::size_t{2} << 30;
 
-/// What each further rank of a host adds at most.
+/// The memory that each further rank of a host adds at most.
 /// @units bytes
 /// @source the memory of worlds with standbys on 2 and on 4 GPUs (docs/performance.md)
 constexpr std::size_t further_rank_bytes = std::size_t{640} << 20;
