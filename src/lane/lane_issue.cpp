@@ -87,7 +87,7 @@ lane::verdict lane::try_issue(part& p) {
   // In the step that issues: a stale handle never reaches a launch (INV-2).
   if (!error)
     error = check_generation(p);
-  if (!error && !op.lost_a_part() && in_lane_stream(p.stream))
+  if (!error && !op.lost_a_part())
     error = note(wait_for_what_is_before(p));
   if (owner_tells(error))
     return wait_for_owner(p);
@@ -220,8 +220,7 @@ void lane::skip(part& p) noexcept {
   const bool of_user = p.stream == stream_kind::user;
   if ((of_user || stands_between(p)) && !abandoned_.load()) {
     p.is_placeholder = true;
-    if (!of_user)
-      static_cast<void>(note(wait_for_what_is_before(p)));
+    static_cast<void>(note(wait_for_what_is_before(p)));
     put_in_flight(p);
     return;
   }

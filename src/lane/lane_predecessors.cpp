@@ -156,7 +156,10 @@ bool lane::collectives_over() const noexcept {
   });
 }
 
+/// Makes the stream of `p`, if it is one of the lane, wait for what must come before `p`.
 caf::error lane::wait_for_what_is_before(part& p) {
+  if (!in_lane_stream(p.stream))
+    return {};
   auto to = stream(p);
   auto result = wait_for_predecessors(p, to);
   if (p.after == nullptr || p.after->in_flight == 0)
