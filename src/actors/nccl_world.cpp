@@ -1,5 +1,6 @@
 #include "actors/device_access.hpp"
 #include "actors/direct.hpp"
+#include "actors/early_reports.hpp"
 #include "actors/messages.hpp"
 #include "actors/rank_programs.hpp"
 #include "actors/reply.hpp"

@@ -1,5 +1,6 @@
 /// Memory that the user has allocated with CUDA, in all ways, in direct collectives.
 
+#include "support/cuda_driver.hpp"
 #include "support/expect.hpp"
 #include "support/gpus.hpp"
 #include <troupe/troupe.hpp>
@@ -23,16 +24,6 @@ namespace troupe::testing {
 namespace {
 
 void must_cuda(cudaError_t code) { ASSERT_EQ(code, cudaSuccess) << cudaGetErrorName(code); }
-
-/// A function of the driver, to which the tests do not link.
-template <class F> F* driver_function(const char* name, unsigned since) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-  must_cuda(cudaGetDriverEntryPointByVersion(name, &found, since, cudaEnableDefault, &result));
-  return reinterpret_cast<F*>(found);
-}
-
-#define TROUPE_DRIVER(name, since) driver_function<decltype(::name)>(#name, since)
 
 struct allocation {
   void* memory = nullptr;

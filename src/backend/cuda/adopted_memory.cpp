@@ -79,10 +79,8 @@ caf::error admit_memory(int device, void* memory, std::size_t size_bytes) noexce
     std::vector<CUmemAccessDesc> access;
     for (const int peer : *peers)
       access.push_back({{CU_MEM_LOCATION_TYPE_DEVICE, peer}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
-    // `cuMemGetAddressRange` needs the device's context, which the guard does not make current on a
-    // thread that has not used CUDA.
-    const device_guard guard{device};
-    if (auto err = check(cudaSetDevice(device), "cudaSetDevice", device))
+    const device_guard guard{device}; // `cuMemGetAddressRange` needs the device's context
+    if (auto err = check(guard.error(), "cuCtxPushCurrent", device))
       return err;
     for (std::size_t known = 0; known == 0 || known < size_bytes;) {
       const auto at = address + known;

@@ -98,7 +98,7 @@ template <class F> caf::error cuda_device::call_aside(const char* api, F f) cons
   if (auto err = driver_->check(ordinal_))
     return err;
   const device_guard guard{ordinal_};
-  if (auto err = check(guard.error(), "cudaSetDevice", ordinal_))
+  if (auto err = check(guard.error(), "cuCtxPushCurrent", ordinal_))
     return err;
   return check(f(), api, ordinal_);
 }

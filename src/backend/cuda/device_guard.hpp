@@ -2,7 +2,9 @@
 #pragma once
 
 #include "backend/cuda/cuda_functions.hpp"
+#include "backend/cuda/driver_functions.hpp"
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 namespace troupe::detail {
@@ -17,33 +19,53 @@ inline cudaError_t select_device(int device) noexcept {
   return cudaSetDevice(device);
 }
 
-/// Makes `device` current for a scope on any thread, then restores the previous device.
+/// Makes `device` current for a scope on any thread, then restores what was current before: also a
+/// context of the user's own, or none. A restored device would get a context, which takes memory.
 class device_guard {
 public:
   explicit device_guard(int device) noexcept {
-    error_ = cudaGetDevice(&before_);
-    if (error_ == cudaSuccess && before_ != device) {
-      error_ = cudaSetDevice(device);
-      changed_ = error_ == cudaSuccess;
-    }
+    if (!is_current(device))
+      error_ = push(device);
   }
 
   ~device_guard() {
-    if (changed_)
-      (void)cudaSetDevice(
-          before_); // it was current before: only a fault reported elsewhere makes this fail
+    if (!pushed_)
+      return;
+    CUcontext context = nullptr;
+    (void)driver::pop_context(&context); // fails only after a fault, which is reported elsewhere
+    (void)driver::release_context(device_);
   }
 
   device_guard(const device_guard&) = delete;
   device_guard& operator=(const device_guard&) = delete;
 
-  /// cudaSuccess when `device` is the current one.
+  /// cudaSuccess when `device` is the current one, with its context.
   cudaError_t error() const noexcept { return error_; }
 
 private:
-  int before_ = 0;
+  static bool is_current(int device) noexcept {
+    CUcontext context = nullptr;
+    int current = -1;
+    return driver::get_context(&context) == cudaSuccess && context != nullptr &&
+           cudaGetDevice(&current) == cudaSuccess && current == device;
+  }
+
+  cudaError_t push(int device) noexcept {
+    CUcontext context = nullptr;
+    if (const auto code = driver::get_device(&device_, device); code != cudaSuccess)
+      return code;
+    if (const auto code = driver::retain_context(&context, device_); code != cudaSuccess)
+      return code;
+    const auto code = driver::push_context(context);
+    pushed_ = code == cudaSuccess;
+    if (!pushed_)
+      (void)driver::release_context(device_);
+    return code;
+  }
+
+  CUdevice device_ = 0;
   cudaError_t error_ = cudaSuccess;
-  bool changed_ = false;
+  bool pushed_ = false;
 };
 
 } // namespace troupe::detail

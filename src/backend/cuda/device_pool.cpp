@@ -35,7 +35,7 @@ constexpr std::chrono::milliseconds shortest_period{5};
 void trim_default_pool(int ordinal) noexcept {
   const device_guard guard{ordinal};
   cudaMemPool_t pool = nullptr;
-  auto err = check(guard.error(), "cudaSetDevice", ordinal);
+  auto err = check(guard.error(), "cuCtxPushCurrent", ordinal);
   if (!err)
     err =
         check(cudaDeviceGetDefaultMemPool(&pool, ordinal), "cudaDeviceGetDefaultMemPool", ordinal);

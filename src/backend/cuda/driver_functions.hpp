@@ -58,6 +58,15 @@ private:
 namespace driver {
 
 inline constinit driver_function<decltype(::cuFuncLoad)> load{"cuFuncLoad", 12040};
+inline constinit driver_function<decltype(::cuDeviceGet)> get_device{"cuDeviceGet", 2000};
+inline constinit driver_function<decltype(::cuCtxGetCurrent)> get_context{"cuCtxGetCurrent", 4000};
+inline constinit driver_function<decltype(::cuCtxPushCurrent)> push_context{"cuCtxPushCurrent",
+                                                                            4000};
+inline constinit driver_function<decltype(::cuCtxPopCurrent)> pop_context{"cuCtxPopCurrent", 4000};
+inline constinit driver_function<decltype(::cuDevicePrimaryCtxRetain)> retain_context{
+    "cuDevicePrimaryCtxRetain", 7000};
+inline constinit driver_function<decltype(::cuDevicePrimaryCtxRelease)> release_context{
+    "cuDevicePrimaryCtxRelease", 11000};
 inline constinit driver_function<decltype(::cuKernelGetAttribute)> get_attribute{
     "cuKernelGetAttribute", 12000};
 inline constinit driver_function<decltype(::cuKernelGetFunction)> get_function{

@@ -1,6 +1,7 @@
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_handles.hpp"
 #include "backend/cuda/fill.hpp"
+#include "support/cuda_driver.hpp"
 #include "support/eventually.hpp"
 #include "support/expect.hpp"
 #include "support/full_device.hpp"
@@ -10,6 +11,7 @@
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -641,6 +643,48 @@ TEST_F(CudaBackend, FindsItsDeviceAgainAfterAUserChangedIt) {
     EXPECT_EQ(current, 1);
     must(device->deallocate_pinned(pinned));
   }).join();
+}
+
+/// What is current on the calling thread.
+struct current_state {
+  CUcontext context = nullptr;
+  int device = -1;
+  bool operator==(const current_state&) const = default;
+};
+
+current_state what_is_current() {
+  current_state x;
+  EXPECT_EQ(TROUPE_DRIVER(cuCtxGetCurrent, 4000)(&x.context), CUDA_SUCCESS);
+  EXPECT_EQ(cudaGetDevice(&x.device), cudaSuccess);
+  return x;
+}
+
+TEST_F(CudaBackend, LeavesAThreadWithTheContextThatItHad) {
+  TROUPE_NEEDS_GPUS(2);
+  driven_device device{*cuda_, 1};
+  const auto use_device = [&] {
+    const auto before = what_is_current();
+    must(device->deallocate_pinned(must(device->allocate_pinned(64))));
+    EXPECT_EQ(what_is_current(), before);
+  };
+  std::thread([&] {
+    use_device();
+    EXPECT_EQ(what_is_current(), (current_state{nullptr, 0}));
+  }).join();
+  std::thread([&] {
+    ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+    use_device();
+  }).join();
+  std::thread([&] { // a context that the user has made
+    CUcontext own = nullptr;
+    auto* const create =
+        driver_function<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate", 3020);
+    ASSERT_EQ(create(&own, 0, 0), CUDA_SUCCESS);
+    use_device();
+    EXPECT_EQ(what_is_current(), (current_state{own, 0}));
+    EXPECT_EQ(TROUPE_DRIVER(cuCtxDestroy, 4000)(own), CUDA_SUCCESS);
+  })
+      .join();
 }
 
 /// A kernel of device 1 writes to device 0's pool, in two generations of the pool.
