@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -346,7 +347,14 @@ TEST_P(DirectCollectives, WriteToNoPeersMemoryAfterAnAbort) {
 TEST_P(DirectCollectives, TellTheirEndThemselves) {
   constexpr int rounds = 200;
   std::vector<std::atomic<bool>> have_copied(members_.size());
+  // A device's streams share its hardware queues: a stream that waits there keeps what another rank
+  // enqueues behind it. So all ranks enqueue their kernels before any stream waits for one.
+  std::barrier all_enqueued(size());
   on_threads(size(), [&](int i) {
+    struct at_the_end {
+      std::barrier<>& ranks;
+      ~at_the_end() { ranks.arrive_and_drop(); }
+    } const others_go_on{all_enqueued};
     auto& self = of(i);
     must(self.device->bind());
     const auto beside = must(self.device->create_stream());
@@ -364,6 +372,7 @@ TEST_P(DirectCollectives, TellTheirEndThemselves) {
                                 .type = dtype::uint32};
       enqueue(i, sum);
       must(rank(i).mark_end(self.event, self.stream, *self.device));
+      all_enqueued.arrive_and_wait();
       must(self.device->wait(beside, self.event));
       must(self.device->copy(self.pinned, self.recv, count * sizeof(std::uint32_t),
                              copy_direction::device_to_host, beside));
@@ -372,7 +381,7 @@ TEST_P(DirectCollectives, TellTheirEndThemselves) {
         must(self.device->synchronize(self.event));
         EXPECT_TRUE(must(self.device->query(self.event)));
       }
-      must(self.device->synchronize(copied));
+      self.wait_for(copied);
       const auto n = static_cast<std::uint32_t>(size());
       std::uint32_t ends[2];
       std::memcpy(&ends[0], self.pinned, sizeof ends[0]);
@@ -390,6 +399,7 @@ TEST_P(DirectCollectives, TellTheirEndThemselves) {
                                .type = dtype::uint32};
     enqueue(i, next);
     must(rank(i).mark_end(self.event, self.stream, *self.device));
+    all_enqueued.arrive_and_wait();
     const auto limit = std::chrono::steady_clock::now() + 20s;
     while (i == 0 && !std::all_of(have_copied.begin() + 1, have_copied.end(),
                                   [](auto& x) { return x.load(); })) {
@@ -403,7 +413,7 @@ TEST_P(DirectCollectives, TellTheirEndThemselves) {
       must(self.device->copy(self.pinned, self.recv, sizeof(std::uint32_t),
                              copy_direction::device_to_host, beside));
       must(self.device->record(copied, beside));
-      must(self.device->synchronize(copied));
+      self.wait_for(copied);
       have_copied[static_cast<std::size_t>(i)] = true;
     }
     self.finish();

@@ -433,25 +433,29 @@ TEST_F(NcclCommunicator, LeavesTheEventsOfItsStreamAsCheapAsTheyWere) {
     const auto stream = make_stream();
     must(device.deallocate(must(device.allocate(mib, stream)), stream));
   }
-  auto ranks = must(cuda_->build(must(cuda_->make_communicator_id()), size_, all_ranks()));
   const auto own = make_stream();
+  const auto other = make_stream();
+  const auto fresh = make_stream();
+  const auto its_other = make_stream();
+  double before = 1e9; // also without NCCL some streams cost half as much again as others
+  for (int round = 0; round < 20; ++round)
+    before = std::min(before, cost_of_events(device, own, other));
+  auto ranks = must(cuda_->build(must(cuda_->make_communicator_id()), size_, all_ranks()));
   on_threads(size_, [&](int i) {
     must(at(i).device->bind());
     must(ranks[static_cast<std::size_t>(i)]->connect(i == 0 ? own : at(i).stream,
                                                      connect_scope::everything));
   });
   must(device.bind());
-  const auto other = make_stream();
-  const auto fresh = make_stream();
-  const auto its_other = make_stream();
   double cost = 1e9;
   double floor = 1e9;
   for (int round = 0; round < 20; ++round) { // repeated because of other load
     cost = std::min(cost, cost_of_events(device, own, other));
     floor = std::min(floor, cost_of_events(device, fresh, its_other));
   }
-  std::cout << "four calls: " << cost << " us, on streams of their own " << floor << " us\n";
-  EXPECT_LT(cost, 1.2 * floor);
+  std::cout << "four calls: " << cost << " us, before " << before << " us, on other streams "
+            << floor << " us\n";
+  EXPECT_LT(cost, 1.2 * std::max(before, floor));
   EXPECT_TRUE(is_ok(cuda_->destroy(std::move(ranks))));
   for (auto x : streams)
     must(device.destroy_stream(x));

@@ -81,11 +81,16 @@ struct nccl_member {
     EXPECT_TRUE(is_ok(device->close_memory()));
   }
 
-  /// Waits for the stream, with a limit: a failed rank may leave the others blocked.
+  /// Waits for the stream.
   void finish() {
     must(device->record(event, stream));
+    wait_for(event);
+  }
+
+  /// Waits with a limit: a failed rank may leave the others blocked.
+  void wait_for(event_view what) {
     const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds{20};
-    while (!must(device->query(event))) {
+    while (!must(device->query(what))) {
       if (std::chrono::steady_clock::now() > limit)
         throw std::runtime_error("the stream stands still");
       std::this_thread::yield();
