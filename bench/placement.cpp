@@ -199,7 +199,7 @@ private:
 class workload {
 public:
   workload(contestant& of, std::size_t max_bytes, std::size_t copy_bytes)
-      : world_(*of.world), device_(world_.device_of(0)),
+      : world_(*of.world), device_(world_.device_of(0)), links_(links_of(world_)),
         refs_(must(world_.allocate<float>(max_bytes / sizeof(float), true))),
         target_(must(device_.allocate<std::uint8_t>(copy_bytes))),
         pinned_(must(device_.allocate_pinned(copy_bytes))), pageable_(copy_bytes) {}
@@ -235,6 +235,19 @@ public:
           bench::fail("a wrong byte after a copy");
     }
   }
+  /// From the first device to the second.
+  std::function<void()> copy(std::size_t size_bytes) {
+    constexpr float content = 3;
+    const auto source = must(refs_[0].slice(0, size_bytes / sizeof(float)));
+    const auto target = must(refs_[1].slice(0, size_bytes / sizeof(float)));
+    must(world_.device_of(0).fill(source, content).wait());
+    must(world_.device_of(1).fill(target, content + 1).wait());
+    must(links_.copy(target, source).wait());
+    for (auto x : must(world_.device_of(1).download(target)))
+      if (x != content)
+        bench::fail("a wrong value after a copy between devices");
+    return [this, source, target] { must(links_.copy(target, source).wait()); };
+  }
   std::function<void()> up(bool pinned) {
     return [this, pinned] { must(device_.upload(target_, pinned ? pinned_ : pageable_).wait()); };
   }
@@ -243,8 +256,16 @@ public:
   }
 
 private:
+  static troupe::topology links_of(const troupe::world& world) {
+    std::vector<troupe::device> devices;
+    for (std::size_t i = 0; i < world.size(); ++i)
+      devices.push_back(world.device_of(i));
+    return must(troupe::topology::open(devices));
+  }
+
   const troupe::world& world_;
   troupe::device device_;
+  const troupe::topology links_;
   std::vector<troupe::gpu_ref<float>> refs_;
   troupe::gpu_ref<std::uint8_t> target_;
   troupe::host_buffer pinned_;
@@ -310,6 +331,9 @@ void run(const settings& s, contestant& here, contestant& there, bench::watchdog
                 bench::median(x.in_process), bench::median(x.workers), x.ratio());
     rank_local = x.ratio();
   }
+  for (const auto size : {std::size_t{4096}, mib, 64 * mib, 1024 * mib})
+    if (size <= s.max_bytes && here.world->size() > 1)
+      compare("copy to another device", size, [=](workload& x) { return x.copy(size); });
   double copies = 0;
   for (bool pinned : {true, false}) {
     const std::string memory = pinned ? "pinned" : "pageable";

@@ -267,6 +267,14 @@ public:
   virtual void set_completion_signal(std::function<void()> signal) noexcept = 0;
 };
 
+/// A piece of device memory that several processes can map, all at the same address. It exists as
+/// long as a process has it mapped or holds a descriptor of it, whichever process made it.
+struct memory_slab {
+  int ordinal = 0; ///< the device that has the memory
+  void* address = nullptr;
+  std::size_t size_bytes = 0;
+};
+
 /// Identifies a communicator that is to be built. All its ranks get the same bytes.
 struct communicator_id {
   std::array<std::byte, 128> bytes{};
@@ -442,6 +450,40 @@ public:
     static_cast<void>(memory);
     static_cast<void>(size_bytes);
     return {};
+  }
+
+  /// Returns the number of which addresses and sizes of slabs are multiples; 0: there are no slabs.
+  [[nodiscard]] virtual std::size_t slab_granularity() const noexcept { return 0; }
+
+  /// Makes a slab at an address that the caller chooses, and maps it. Waits for no work on the
+  /// device. Returns a file descriptor of it, which the caller closes.
+  /// @thread any
+  /// @errors errc::out_of_memory; errc::unavailable: the address is in use in this process;
+  ///         errc::invalid_argument: not a multiple of the granularity; errc::not_supported
+  [[nodiscard]] virtual caf::expected<int> make_slab(const memory_slab& what) noexcept {
+    static_cast<void>(what);
+    return make_error(errc::not_supported, "the backend has no slabs");
+  }
+
+  /// Maps a slab that another process has made, for work of device `by`.
+  /// @param descriptor of the slab; the caller still owns it
+  /// @thread any
+  /// @errors errc::unavailable: the address is in use in this process; errc::invalid_argument: the
+  ///         descriptor is not of such a slab; errc::not_supported
+  [[nodiscard]] virtual caf::error map_slab(const memory_slab& what, int descriptor,
+                                            int by) noexcept {
+    static_cast<void>(what);
+    static_cast<void>(descriptor);
+    static_cast<void>(by);
+    return make_error(errc::not_supported, "the backend has no slabs");
+  }
+
+  /// Unmaps a slab that no work uses.
+  /// @thread any
+  /// @errors errc::invalid_argument: it is not mapped here
+  [[nodiscard]] virtual caf::error unmap_slab(const memory_slab& what) noexcept {
+    static_cast<void>(what);
+    return make_error(errc::not_supported, "the backend has no slabs");
   }
 
   /// Builds those ranks of a communicator of `size` ranks that this process holds. Blocks until all

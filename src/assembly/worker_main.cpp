@@ -89,7 +89,7 @@ private:
       return make_error(errc::internal, "the parent's first message could not be read");
     worker_description about;
     auto error = be(what, about);
-    send(answer_to(head, error, bytes_of(about)).bytes());
+    static_cast<void>(send(answer_to(head, error, bytes_of(about)).bytes()));
     return error;
   }
 
@@ -100,6 +100,7 @@ private:
                         std::to_string(what.host.devices) + " virtual devices");
     if (what.backend == "host") {
       executes = make_host_backend(what.host);
+      about.slab_granularity = executes->slab_granularity(); // GPUs' memory comes from pools
     } else if (what.backend != "cuda") {
       return make_error(errc::invalid_argument,
                         "workers execute with cuda or host, not " + what.backend);
@@ -120,7 +121,9 @@ private:
     options.device = what.device;
     options.progress = &parent_.progress();
     options.spin = std::chrono::nanoseconds{about.spin_ns};
-    options.send = [this](std::span<const std::byte> x) { send(x); };
+    options.send = [this](std::span<const std::byte> x, std::optional<int> descriptor) {
+      return send(x, descriptor);
+    };
     options.on_fault = [this](const caf::error& why) { end_with(why); };
     program_options programs;
     programs.guest.device = what.device;
@@ -148,10 +151,14 @@ private:
     return parent_.socket().send(message.bytes());
   }
 
-  void send(std::span<const std::byte> message) {
+  caf::error send(std::span<const std::byte> message, std::optional<int> descriptor = {}) {
+    const auto descriptors =
+        descriptor ? std::span<const int>{&*descriptor, 1} : std::span<const int>{};
     std::lock_guard lock{sending_};
-    if (auto error = parent_.socket().send(message); error && !ending_)
+    auto error = parent_.socket().send(message, descriptors);
+    if (error && !ending_)
       log(log_level::warning, "a reply did not reach the parent", error);
+    return error;
   }
 
   int refuse(const caf::error& why) {

@@ -184,8 +184,10 @@ caf::expected<any_gpu_ref> device_core::adopt_read_only(void* memory, std::size_
     return error;
   return adopt_as(memory, count, type, [&](device_state& home, std::size_t size_bytes) {
     return home.make_buffer(
-        {memory, size_bytes, true,
-         [memory, deleter = std::move(deleter)](const auto&) { deleter(memory); }});
+        {.address = memory,
+         .size_bytes = size_bytes,
+         .read_only = true,
+         .give_back = [memory, deleter = std::move(deleter)](const auto&) { deleter(memory); }});
   });
 }
 

@@ -3,6 +3,7 @@
 #include "foundation/log.hpp"
 #include "foundation/system_call.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstddef>
@@ -10,6 +11,7 @@
 
 #include <fcntl.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 namespace troupe::detail {
@@ -27,6 +29,22 @@ int file_descriptor::off_standard_streams(int native) noexcept {
 void file_descriptor::reset() noexcept {
   if (native_ >= 0 && ::close(release()) != 0 && errno != EINTR)
     log(log_level::error, "a file descriptor", system_failure("close", errno, "cannot close it"));
+}
+
+void raise_descriptor_limit(std::size_t more) noexcept {
+  rlimit now{};
+  if (::getrlimit(RLIMIT_NOFILE, &now) != 0)
+    return log(log_level::warning, "the limit of open files",
+               system_failure("getrlimit", errno, "cannot read it"));
+  if (now.rlim_cur == RLIM_INFINITY)
+    return;
+  const auto wanted = std::min<rlim_t>(now.rlim_max, now.rlim_cur + more);
+  if (wanted <= now.rlim_cur)
+    return;
+  now.rlim_cur = wanted;
+  if (::setrlimit(RLIMIT_NOFILE, &now) != 0)
+    log(log_level::warning, "the limit of open files",
+        system_failure("setrlimit", errno, "cannot raise it"));
 }
 
 caf::error fill_standard_streams() noexcept {

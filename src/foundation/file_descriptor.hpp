@@ -3,6 +3,7 @@
 
 #include <troupe/error.hpp>
 
+#include <cstddef>
 #include <string>
 #include <utility>
 
@@ -47,6 +48,10 @@ private:
 /// files: that would get the lowest free numbers, and the program's prints would go to its files.
 /// @errors errc::unavailable: /dev/null cannot be opened
 caf::error fill_standard_streams() noexcept;
+
+/// Raises this process's own limit of open files by `more`, up to the system's. Without success
+/// only a warning is logged: what finds no descriptor says so.
+void raise_descriptor_limit(std::size_t more) noexcept;
 
 /// Returns the content of a file.
 /// @errors errc::unavailable: it cannot be opened or read

@@ -77,8 +77,8 @@ buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64
 
 buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
                borrowed_memory memory)
-    : read_only_(memory.read_only), generation_(generation), home_(std::move(home)), id_(id),
-      address_(memory.address), size_bytes_(memory.size_bytes),
+    : read_only_(memory.read_only), has_no_peers_(memory.has_no_peers), generation_(generation),
+      home_(std::move(home)), id_(id), address_(memory.address), size_bytes_(memory.size_bytes),
       give_back_(std::move(memory.give_back)) {}
 
 buffer::~buffer() {

@@ -138,6 +138,7 @@ struct borrowed_memory {
   void* address = nullptr;
   std::size_t size_bytes = 0;
   bool read_only = false;
+  bool has_no_peers = false; ///< other devices do not reach it
   /// Called with the marked ranges when this process no longer uses it. @thread the lane, or any
   std::function<void(std::vector<unreadable_range>)> give_back;
 };
@@ -167,6 +168,8 @@ public:
   bool stale() const noexcept;
   /// Returns whether the memory is lent for reading only.
   bool read_only() const noexcept { return read_only_; }
+  /// Returns whether other devices do not reach the memory, also where they reach their peers'.
+  bool has_no_peers() const noexcept { return has_no_peers_; }
 
   /// Returns no error if no byte of [begin, end) is indeterminate.
   /// @errors errc::indeterminate with the first cause
@@ -218,6 +221,7 @@ private:
 
   std::atomic<bool> has_unreadable_{false};
   const bool read_only_ = false;
+  const bool has_no_peers_ = false;
   std::uint64_t generation_;
   const std::shared_ptr<device_state> home_;
   std::uint64_t id_;

@@ -171,7 +171,7 @@ void agent_worker::serve(const std::vector<std::byte>& message) {
 /// The answer is the one that a worker itself would send.
 worker_link::reply_handler agent_worker::answerer_of(const control_head& head) const {
   return [to = to_, channel = channel_, head](const worker_reply& x) {
-    const auto message = x ? answer_to(head, {}, *x) : answer_to(head, x.error());
+    const auto message = x ? answer_to(head, {}, x->bytes) : answer_to(head, x.error());
     static_cast<void>(to->send(number(host_frame::answer), channel, {message.bytes()}));
   };
 }

@@ -48,7 +48,8 @@ struct member {
 class host_pool final : public worker_pool, public std::enable_shared_from_this<host_pool> {
 public:
   host_pool(worker_backend_options options, std::shared_ptr<process_pool> local)
-      : worker_pool(local ? local->shared() : std::make_shared<shared_segments>()),
+      : worker_pool(local ? local->shared() : std::make_shared<shared_segments>(),
+                    options.cuda.keep_freed),
         options_(std::move(options)), local_(std::move(local)),
         local_devices_(local_ ? local_->device_count() : 0) {}
   ~host_pool() override;

@@ -287,6 +287,7 @@ void memory_exchange::borrow(const memory_note& note) {
   what.address = reinterpret_cast<void*>(static_cast<std::uintptr_t>(note.address));
   what.size_bytes = x.token.count * size_of(x.token.type);
   what.read_only = x.mode == access_mode::read;
+  what.has_no_peers = true;
   what.give_back = later([device, number = note.number](memory_exchange& self,
                                                         std::vector<unreadable_range> unreadable) {
     self.give_back(device, number, std::move(unreadable));

@@ -68,7 +68,8 @@ public:
     return first;
   }
 
-  /// Copies patterns to the other end and back, each over its complement, and compares them.
+  /// Copies patterns to the other end and back, each over its complement, and compares them. Where
+  /// devices only read from each other, back alone.
   verdict check(const link_ends& x) {
     auto size = topology_.config().limits.pattern_bytes;
     auto scratch = allocate(x, size, 1);
@@ -77,8 +78,10 @@ public:
     auto& here = (*scratch)[0];
     auto& there = (*scratch)[1];
     auto pattern = random_pattern(size, x.from * topology_.size() + x.to);
+    const bool writes = !topology_.only_pulls(x);
     for (auto& content : {pattern, complement(pattern)}) {
-      if (auto found = copy_and_compare(x.from, here, x.to, there, x.from, content);
+      if (auto found =
+              writes ? copy_and_compare(x.from, here, x.to, there, x.from, content) : verdict{};
           found.link || found.other)
         return found;
       if (auto found = copy_and_compare(x.to, there, x.from, here, x.from, content);
@@ -103,9 +106,12 @@ public:
     auto out = allocate(x, size, 2);
     if (!out)
       return {{}, out.error()};
-    auto copy = [&](std::size_t times) { return start_copy((*out)[1], (*out)[0], x.from, times); };
+    const bool pulls = topology_.only_pulls(x);
+    const auto by = pulls ? x.to : x.from;
+    const auto by_back = pulls ? x.from : x.to;
+    auto copy = [&](std::size_t times) { return start_copy((*out)[1], (*out)[0], by, times); };
     auto copy_back = [&](std::size_t times) {
-      return start_copy((*out)[2], (*out)[3], x.to, times);
+      return start_copy((*out)[2], (*out)[3], by_back, times);
     };
     auto warm_up = copy(1);
     if (auto why = wait(warm_up))
@@ -118,7 +124,7 @@ public:
     if (auto why = wait(many))
       return verdict_of(why);
     figures.bandwidth = gigabytes_per_second(times * size, many->done_at() - many->issued_at());
-    if (topology_.is_enabled({x.to, x.from})) {
+    if (topology_.is_enabled(pulls ? x : link_ends{x.to, x.from})) {
       auto back_first = copy_back(1);
       if (auto why = wait(back_first))
         return {{}, why}; // the link back has a measurement of its own
@@ -134,7 +140,7 @@ public:
           2 * times * size, std::max(many->done_at(), back->done_at()) -
                                 std::min(many->issued_at(), back->issued_at()));
     }
-    return measure_latency(x, (*out)[1], (*out)[0], figures);
+    return measure_latency(by, (*out)[1], (*out)[0], figures);
   }
 
 private:
@@ -154,7 +160,7 @@ private:
     return static_cast<double>(size_bytes) / std::max(nanoseconds, 1.0);
   }
 
-  verdict measure_latency(const link_ends& x, const any_gpu_ref& target, const any_gpu_ref& source,
+  verdict measure_latency(std::size_t by, const any_gpu_ref& target, const any_gpu_ref& source,
                           topology_core::figures& figures) {
     auto few = std::min(latency_bytes, source.count());
     auto to = target.slice(0, few);
@@ -163,7 +169,7 @@ private:
       return {{}, to ? from.error() : to.error()};
     std::vector<double> all;
     for (std::size_t i = 0; i < latency_warm_ups + latency_copies; ++i) {
-      auto op = start_copy(*to, *from, x.from, 1);
+      auto op = start_copy(*to, *from, by, 1);
       if (auto why = wait(op))
         return verdict_of(why);
       if (i >= latency_warm_ups)
@@ -326,12 +332,13 @@ caf::error measure_all(topology_core& topology, const topology_core::answer& req
   return test_each(topology, request, links, [&](auto& tester, auto& x) -> caf::error {
     if (auto why = topology.why_not_ready(x))
       return why;
-    if (!topology.is_enabled(x))
+    const auto used = topology.only_pulls(x) ? link_ends{x.to, x.from} : x;
+    if (!topology.is_enabled(used))
       return {};
     topology_core::figures figures;
     auto found = tester.measure(x, figures);
     if (found.link) {
-      topology.take_out(x, link_check::wrong, found.link);
+      topology.take_out(used, link_check::wrong, found.link);
       return found.link;
     }
     if (!found.other)

@@ -43,7 +43,8 @@ caf::expected<issue_outcome> connect_peers_operation::issue(part&, lane& on) {
 
 caf::error as_link_failure(const caf::error& why, int source_device, int target_device) {
   auto x = failure_of(why);
-  bool of_the_request = x && (x->code == errc::out_of_memory || x->code == errc::invalid_argument);
+  bool of_the_request = x && (x->code == errc::out_of_memory || x->code == errc::invalid_argument ||
+                              x->code == errc::stale_ref);
   if (!x || of_the_request || severity_of(x->code) != severity::operation)
     return why;
   x->code = errc::link_failed;

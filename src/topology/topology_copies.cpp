@@ -89,6 +89,12 @@ static_assert(packed(copy_route::pending, {}) == 0);
 
 // -- routes
 
+/// A process that has ended may still write for some milliseconds. So it must not write to memory
+/// of other devices, which remain in use.
+bool topology_core::only_pulls(const link_ends& x) const noexcept {
+  return lane_at(x.from).is_remote();
+}
+
 /// Under mutex_. Computes all routes anew.
 void topology_core::note_routes() noexcept {
   for (std::size_t from = 0; from < size(); ++from)
@@ -99,7 +105,7 @@ void topology_core::note_routes() noexcept {
       auto route = copy_route::pending;
       caf::error reason;
       if (is_connected(from) && is_connected(to)) {
-        auto access = access_of(x, reason);
+        auto access = only_pulls(x) ? peer_access::none : access_of(x, reason);
         // A link that failed is not trusted in the other direction, either.
         auto back = access == peer_access::none ? access_of({to, from}, reason) : peer_access::none;
         if (access == peer_access::enabled)
@@ -201,17 +207,26 @@ caf::error topology_core::check_copies(const char* verb, std::span<const copy_pa
   return check_overlap(verb, copies);
 }
 
+copy_route topology_core::route_of(const link_ends& ends, const any_gpu_ref& target,
+                                   const any_gpu_ref& source) const noexcept {
+  if (ends.from == ends.to)
+    return copy_route::pending;
+  if (target.memory()->has_no_peers() || source.memory()->has_no_peers())
+    return copy_route::staged;
+  return route_of(ends, link_generations{source.generation(), target.generation()});
+}
+
 std::vector<device_copies_operation::peer_batch>
 topology_core::batches_of(std::span<const copy_pair> copies) const {
   std::vector<device_copies_operation::peer_batch> result;
-  std::map<std::tuple<link_ends, std::uint64_t, std::uint64_t>, std::size_t> known;
+  std::map<std::tuple<link_ends, std::uint64_t, std::uint64_t, copy_route>, std::size_t> known;
   for (auto& x : copies) {
     const link_ends ends{*index_of(x.source), *index_of(x.target)};
     const link_generations in{x.source.generation(), x.target.generation()};
-    auto [i, is_new] = known.try_emplace({ends, in.from, in.to}, result.size());
+    const auto route = route_of(ends, x.target, x.source);
+    auto [i, is_new] = known.try_emplace({ends, in.from, in.to, route}, result.size());
     if (is_new)
-      result.push_back(
-          {ends, in, ends.from == ends.to ? copy_route::pending : route_of(ends, in), {}, {}});
+      result.push_back({ends, in, route, {}, {}});
     result[i->second].sources.push_back(x.source);
     result[i->second].targets.push_back(x.target);
   }
@@ -256,7 +271,7 @@ topology_core::copies_answer topology_core::copy(const any_gpu_ref& target,
     return refuse("copy", std::move(error));
   const link_ends ends{*index_of(source), *index_of(target)};
   const link_generations in{source.generation(), target.generation()};
-  auto route = ends.from == ends.to ? copy_route::pending : route_of(ends, in);
+  const auto route = route_of(ends, target, source);
   if (route != copy_route::push && route != copy_route::pull) {
     const copy_pair one{target, source};
     return start_copies("copy", {&one, 1}, options);

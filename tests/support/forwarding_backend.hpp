@@ -129,6 +129,16 @@ public:
   caf::error admit_memory(int ordinal, void* memory, std::size_t size_bytes) noexcept override {
     return inner_->admit_memory(ordinal, memory, size_bytes);
   }
+  std::size_t slab_granularity() const noexcept override { return inner_->slab_granularity(); }
+  caf::expected<int> make_slab(const memory_slab& what) noexcept override {
+    return inner_->make_slab(what);
+  }
+  caf::error map_slab(const memory_slab& what, int descriptor, int by) noexcept override {
+    return inner_->map_slab(what, descriptor, by);
+  }
+  caf::error unmap_slab(const memory_slab& what) noexcept override {
+    return inner_->unmap_slab(what);
+  }
   bool can_be_direct(std::span<const int> ordinals) const noexcept override {
     return inner_->can_be_direct(ordinals);
   }

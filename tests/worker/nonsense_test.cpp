@@ -448,13 +448,14 @@ struct workers_side {
 
   detail::service_options options() {
     detail::service_options result;
-    result.send = [this](std::span<const std::byte> x) {
+    result.send = [this](std::span<const std::byte> x, std::optional<int>) {
       longest = std::max(longest.load(), x.size());
       {
         std::lock_guard lock{mutex};
         latest.assign(x.begin(), x.end());
       }
       ++answers;
+      return caf::error{};
     };
     result.on_fault = [this](const caf::error& why) {
       if (!faults++)
@@ -479,7 +480,7 @@ struct workers_side {
     if (auto error = reader.get<caf::error>())
       return error;
     const auto result = reader.get_bytes();
-    return std::vector<std::byte>{result.begin(), result.end()};
+    return detail::worker_answer{{result.begin(), result.end()}, {}};
   }
 
   shared_area shared;
@@ -683,10 +684,10 @@ TEST(Service, EndsRanksWithoutAThread) {
   for (const auto how : {control::abort, control::destroy}) {
     detail::build_args what;
     const auto id = must(x.ask(control::make_communicator_id, detail::no_arguments{}));
-    what.id = detail::wire_reader{id}.get<communicator_id>();
+    what.id = detail::wire_reader{id.bytes}.get<communicator_id>();
     what.size = 1;
     const auto built = must(x.ask(control::build, what));
-    const auto key = detail::wire_reader{built}.get<detail::communicator_key>();
+    const auto key = detail::wire_reader{built.bytes}.get<detail::communicator_key>();
     const no_threads held;
     must(x.ask(control::close, key));
     must(x.ask(how, key));

@@ -86,7 +86,7 @@ private:
 TEST(PeerText, IsInTheNameOfADevice) {
   const auto area = std::make_shared<detail::link_area>();
   detail::service_options options;
-  options.send = [](std::span<const std::byte>) {};
+  options.send = [](std::span<const std::byte>, std::optional<int>) { return caf::error{}; };
   options.on_fault = [](const caf::error& why) { ADD_FAILURE() << describe(why); };
   detail::worker_service service{std::make_shared<misnamed_backend>(make_host_backend(
                                      {.devices = 1, .bytes_per_device = 1 << 20})),

@@ -1,6 +1,7 @@
 // Devices in worker processes, used through all layers above the backend.
 
 #include "foundation/log.hpp"
+#include "support/child_process.hpp"
 #include "support/eventually.hpp"
 #include "support/load.hpp"
 #include "support/log_lines.hpp"
@@ -14,10 +15,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -125,6 +129,68 @@ TEST(WorkerBackend, AnEventIsRecordedAgainBeforeItIsOver) {
   must(d->destroy_stream(held));
   must(d->destroy_stream(other));
   must(d->deallocate_pinned(memory));
+}
+
+/// Returns the number of files that this process has open.
+std::ptrdiff_t open_files() {
+  const std::filesystem::directory_iterator all{"/proc/self/fd"};
+  return std::distance(begin(all), end(all)) - 1; // the iterator has one
+}
+
+TEST(WorkerBackend, KeepsItsMemoryInFilesOfThisProcess) {
+  TROUPE_HOST_ONLY("workers with GPUs allocate from pools");
+  auto all = make_workers(1);
+  auto d = must(all->open(0));
+  must(d->bind());
+  must(d->open_memory());
+  const auto stream = must(d->create_stream());
+  const auto files = open_files();
+  const auto free_bytes = must(d->memory()).free_bytes;
+  constexpr std::size_t size = std::size_t{1} << 20;
+  void* const first = must(d->allocate(size, stream));
+  void* const second = must(d->allocate(size, stream));
+  EXPECT_EQ(open_files(), files + 1); // both are in one slab
+  EXPECT_EQ(must(d->memory()).free_bytes, free_bytes - 2 * size);
+  must(d->deallocate(first, stream));
+  EXPECT_EQ(must(d->memory()).free_bytes, free_bytes - size);
+  must(d->deallocate(second, stream));
+  EXPECT_TRUE(eventually([&] { return open_files() == files; }));
+  EXPECT_EQ(must(d->memory()).free_bytes, free_bytes);
+  must(d->allocate(size, stream));
+  EXPECT_EQ(open_files(), files + 1);
+  must(d->close_memory());
+  EXPECT_EQ(open_files(), files);
+  must(d->destroy_stream(stream));
+}
+
+constexpr std::size_t gib = std::size_t{1} << 30;
+
+TROUPE_CHILD(HoldsMemoryInWorkers) {
+  auto all = make_workers(1);
+  auto d = must(all->open(0));
+  must(d->bind());
+  must(d->open_memory());
+  const auto stream = must(d->create_stream());
+  for (int i = 0; i < 8; ++i)
+    must(d->allocate(gib, stream));
+  tell("holds");
+  while (true)
+    ::pause();
+}
+
+TEST(WorkerBackend, LeavesNoMemoryWhenAllProcessesAreKilledAtOnce) {
+  TROUPE_NEEDS_GPUS(1);
+  auto all = make_workers(1);
+  auto d = must(all->open(0));
+  must(d->bind());
+  const auto free_bytes = [&] { return must(d->memory()).free_bytes; };
+  std::size_t held = 0;
+  {
+    running_child holder{"HoldsMemoryInWorkers"};
+    ASSERT_TRUE(holder.wait_told("holds", patience));
+    held = free_bytes();
+  } // it is killed, and its worker with it
+  EXPECT_TRUE(eventually([&] { return free_bytes() > held + 4 * gib; })); // others may take some
 }
 
 TEST(WorkerBackend, LaunchesWhatTheWorkerKnows) {

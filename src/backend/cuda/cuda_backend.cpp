@@ -2,6 +2,7 @@
 #include "backend/cuda/cuda_device.hpp"
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_functions.hpp"
+#include "backend/cuda/cuda_slabs.hpp"
 #include "backend/cuda/device_pool.hpp"
 #include "backend/cuda/direct_communicator.hpp"
 #include "backend/cuda/direct_memory.hpp"
@@ -146,6 +147,35 @@ public:
     if (auto err = driver_->check(ordinal))
       return err;
     return detail::admit_memory(ordinal, memory, size_bytes);
+  }
+
+  std::size_t slab_granularity() const noexcept override {
+    return driver_->ended() ? 0 : detail::slab_granularity(devices_);
+  }
+
+  caf::expected<int> make_slab(const memory_slab& what) noexcept override {
+    if (auto err = driver_->check(what.ordinal))
+      return err;
+    auto made = detail::make_slab(what);
+    if (!made && code_of(made.error()) == errc::out_of_memory) {
+      trimmer_->trim_now(what.ordinal);
+      made = detail::make_slab(what);
+    }
+    if (!made)
+      return std::move(made.error());
+    return made->release();
+  }
+
+  caf::error map_slab(const memory_slab& what, int descriptor, int by) noexcept override {
+    if (auto err = driver_->check(by))
+      return err;
+    return detail::map_slab(what, descriptor, by);
+  }
+
+  caf::error unmap_slab(const memory_slab& what) noexcept override {
+    if (auto err = driver_->check(what.ordinal))
+      return err;
+    return detail::unmap_slab(what);
   }
 
   bool can_be_direct(std::span<const int> ordinals) const noexcept override {

@@ -59,6 +59,8 @@ namespace driver {
 
 inline constinit driver_function<decltype(::cuFuncLoad)> load{"cuFuncLoad", 12040};
 inline constinit driver_function<decltype(::cuDeviceGet)> get_device{"cuDeviceGet", 2000};
+inline constinit driver_function<decltype(::cuDeviceGetAttribute)> get_attribute_of{
+    "cuDeviceGetAttribute", 2000};
 inline constinit driver_function<decltype(::cuCtxGetCurrent)> get_context{"cuCtxGetCurrent", 4000};
 inline constinit driver_function<decltype(::cuCtxPushCurrent)> push_context{"cuCtxPushCurrent",
                                                                             4000};
@@ -76,6 +78,19 @@ inline constinit driver_function<decltype(::cuLaunchKernelEx)> launch_with{"cuLa
                                                                            11060};
 inline constinit driver_function<decltype(::cuMemGetAddressRange)> address_range{
     "cuMemGetAddressRange", 3020};
+inline constinit driver_function<decltype(::cuMemAddressFree)> free_addresses{"cuMemAddressFree",
+                                                                              10020};
+inline constinit driver_function<decltype(::cuMemAddressReserve)> reserve_addresses{
+    "cuMemAddressReserve", 10020};
+inline constinit driver_function<decltype(::cuMemCreate)> create_memory{"cuMemCreate", 10020};
+inline constinit driver_function<decltype(::cuMemExportToShareableHandle)> export_memory{
+    "cuMemExportToShareableHandle", 10020};
+inline constinit driver_function<decltype(::cuMemImportFromShareableHandle)> import_memory{
+    "cuMemImportFromShareableHandle", 10020};
+inline constinit driver_function<decltype(::cuMemGetAllocationGranularity)> granularity{
+    "cuMemGetAllocationGranularity", 10020};
+inline constinit driver_function<decltype(::cuMemMap)> map_memory{"cuMemMap", 10020};
+inline constinit driver_function<decltype(::cuMemUnmap)> unmap_memory{"cuMemUnmap", 10020};
 inline constinit driver_function<decltype(::cuMemPoolSetAccess)> set_pool_access{
     "cuMemPoolSetAccess", 11020};
 inline constinit driver_function<decltype(::cuMemRelease)> release_allocation{"cuMemRelease",

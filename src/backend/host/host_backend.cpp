@@ -123,6 +123,28 @@ public:
                          ranks);
   }
 
+  std::size_t slab_granularity() const noexcept override { return host_slabs::granularity(); }
+
+  caf::expected<int> make_slab(const memory_slab& what) noexcept override {
+    if (auto err = check_ordinal(what.ordinal))
+      return err;
+    auto made = machine_->slabs.make(what, machine_->bytes_per_device);
+    if (!made)
+      return std::move(made.error());
+    return made->release();
+  }
+
+  caf::error map_slab(const memory_slab& what, int descriptor, int by) noexcept override {
+    for (const auto ordinal : {what.ordinal, by})
+      if (auto err = check_ordinal(ordinal))
+        return err;
+    return machine_->slabs.map(what, descriptor);
+  }
+
+  caf::error unmap_slab(const memory_slab& what) noexcept override {
+    return machine_->slabs.unmap(what);
+  }
+
   bool can_be_direct(std::span<const int> ordinals) const noexcept override {
     return std::ranges::all_of(ordinals, [&](int from) {
       return std::ranges::all_of(

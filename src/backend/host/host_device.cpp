@@ -76,7 +76,8 @@ caf::expected<device_properties> host_device::properties() noexcept {
 }
 
 caf::expected<memory_info> host_device::memory() noexcept {
-  return memory_info{machine_->bytes_per_device - used_bytes_, machine_->bytes_per_device};
+  const auto total_bytes = machine_->bytes_per_device;
+  return memory_info{total_bytes - std::min(total_bytes, used_bytes()), total_bytes};
 }
 
 caf::error host_device::open_memory() noexcept {
@@ -100,12 +101,13 @@ caf::expected<void*> host_device::allocate(std::size_t size_bytes, stream_view s
     return fail(errc::invalid_argument,
                 "the stream or the size is missing, or the memory is not open");
   const auto total_bytes = machine_->bytes_per_device;
+  const auto free_bytes = total_bytes - std::min(total_bytes, used_bytes());
   const auto no_room = [&](const std::string& why) {
     return fail(errc::out_of_memory, std::to_string(size_bytes) + " bytes asked for, " +
-                                         std::to_string(total_bytes - used_bytes_) + " of " +
+                                         std::to_string(free_bytes) + " of " +
                                          std::to_string(total_bytes) + " free" + why);
   };
-  if (size_bytes > total_bytes - used_bytes_)
+  if (size_bytes > free_bytes)
     return no_room({});
   auto* memory = poisoned_memory(size_bytes);
   if (!memory)

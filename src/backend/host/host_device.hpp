@@ -1,6 +1,7 @@
 /// A virtual device of the host backend.
 #pragma once
 
+#include "backend/host/host_slabs.hpp"
 #include "backend/host/host_stream.hpp"
 #include <troupe/backend.hpp>
 
@@ -29,6 +30,8 @@ struct host_machine {
   std::map<std::pair<int, int>, host_link> links; ///< by (from, to); a missing pair has the default
 
   host_link link(int from, int to) const;
+
+  host_slabs slabs;
 
   std::mutex mutex;
   std::vector<bool> opened;               ///< by ordinal
@@ -93,6 +96,7 @@ public:
   void set_completion_signal(std::function<void()> signal) noexcept override;
 
 private:
+  std::size_t used_bytes() const { return used_bytes_ + machine_->slabs.bytes_on(ordinal_); }
   caf::error fail(errc code, std::string detail) const;
   caf::error check_peer(int peer) const;
   caf::error check_access(int from, int to) const;

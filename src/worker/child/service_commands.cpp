@@ -167,6 +167,8 @@ caf::error worker_service::serve(command what, wire_reader& body, wire_writer& r
     return enqueue(body);
   case command::asynchronous_error:
     return with(body.get<communicator_key>(), [](auto& rank) { return rank.asynchronous_error(); });
+  case command::can_access_peer:
+    return put_result(result, device_->can_access_peer(body.get<std::int32_t>()));
   case command::stop:
     stopped_.store(true);
     return {};

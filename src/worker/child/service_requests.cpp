@@ -9,9 +9,23 @@
 
 namespace troupe::detail {
 
+namespace {
+
+memory_slab slab_of(const slab_args& x) {
+  return {x.device, reinterpret_cast<void*>(x.address), x.size_bytes};
+}
+
+caf::error no_descriptor() {
+  return make_error(
+      errc::unavailable,
+      "no file descriptor arrived with the memory; the worker may have reached its limit");
+}
+
+} // namespace
+
 void worker_service::answer(const control_head& head, const caf::error& error,
                             std::span<const std::byte> result) noexcept {
-  options_.send(answer_to(head, error, result).bytes());
+  static_cast<void>(options_.send(answer_to(head, error, result).bytes(), std::nullopt));
   if (severity_of(error) == severity::process)
     fault(error);
 }
@@ -98,6 +112,22 @@ void worker_service::serve_control(const control_head& head, std::span<const std
   case control::unmap:
     return with_arguments<std::uint64_t>(head, reader,
                                          [&](auto segment) { answer(head, unmap(segment)); });
+  // These are calls of the driver that may take long for much memory.
+  case control::make_slab:
+    return with_arguments<slab_args>(head, reader, [&](auto& what) {
+      run_job_or_here([this, head, what] { make_slab(head, what); });
+    });
+  case control::unmap_slab:
+    return with_arguments<slab_args>(head, reader, [&](auto& what) {
+      run_job_or_here([this, head, what] { answer(head, executes_->unmap_slab(slab_of(what))); });
+    });
+  case control::map_slab:
+    return with_arguments<slab_args>(head, reader, [&](auto& what) {
+      const auto of = std::make_shared<std::optional<file_descriptor>>(std::move(descriptor));
+      run_job_or_here([this, head, what, of] { answer(head, map_slab(what, *of)); });
+    });
+  case control::drop_slab:
+    return with_arguments<slab_args>(head, reader, [&](auto& what) { drop_slab(head, what); });
   case control::tell:
     if (programs_ != nullptr)
       programs_->received(body);
@@ -192,6 +222,34 @@ void worker_service::gone(communicator_key key) noexcept {
   one_gone_.notify_all();
 }
 
+void worker_service::make_slab(const control_head& head, const slab_args& what) {
+  if (what.device != options_.device)
+    return answer(head, no_such("device"));
+  const auto made = executes_->make_slab(slab_of(what));
+  if (!made)
+    return answer(head, made.error());
+  const file_descriptor of_parent{*made}; // closed here when the parent has it
+  auto error = options_.send(answer_to(head, {}).bytes(), of_parent.get());
+  if (!error)
+    return;
+  keep_first(error, executes_->unmap_slab(slab_of(what)));
+  answer(head, error);
+}
+
+caf::error worker_service::map_slab(const slab_args& what,
+                                    const std::optional<file_descriptor>& descriptor) {
+  return descriptor ? executes_->map_slab(slab_of(what), descriptor->get(), options_.device)
+                    : no_descriptor();
+}
+
+void worker_service::drop_slab(const control_head& head, const slab_args& what) {
+  post_to_device([this, head, what] {
+    retire([this, head, what] {
+      run_job_or_here([this, head, what] { answer(head, executes_->unmap_slab(slab_of(what))); });
+    });
+  });
+}
+
 // -- host memory that the parent shares
 
 std::byte* worker_service::host_address(const shared_place& x, std::size_t size_bytes) {
@@ -206,9 +264,7 @@ std::byte* worker_service::host_address(const shared_place& x, std::size_t size_
 
 caf::error worker_service::map(const map_args& what, std::optional<file_descriptor> descriptor) {
   if (!descriptor)
-    return make_error(
-        errc::unavailable,
-        "no file descriptor arrived with the memory; the worker may have reached its limit");
+    return no_descriptor();
   {
     std::lock_guard lock{mutex_};
     if (segments_.contains(what.segment))
@@ -237,23 +293,32 @@ caf::error worker_service::unmap(std::uint64_t segment) {
   }
   // Does not wait: it may take as long as the work in the streams.
   post_to_device([this, gone] {
-    if (auto error = retire(gone))
-      fault(error);
+    retire([this, gone] {
+      run_job_or_here([this, gone] { // it may wait for the device
+        if (auto error = device_->unregister_pinned(gone->bytes().data()))
+          log(log_level::warning, "host memory could not be unregistered", error);
+      });
+    });
   });
   return {};
 }
 
-caf::error worker_service::retire(std::shared_ptr<shared_memory> memory) {
-  auto& x = retired_.emplace_back(retired_segment{std::move(memory), {}});
+void worker_service::retire(std::function<void()> free) {
+  auto& x = retired_.emplace_back(retired_memory{std::move(free), {}});
+  if (auto error = record_in_all(x.passed))
+    return fault(error);
+  free_retired();
+}
+
+caf::error worker_service::record_in_all(std::vector<event_view>& events) {
   for (auto& [id, stream] : streams_) {
     auto event = device_->create_event();
     if (!event)
       return event.error();
-    x.passed.push_back(*event);
+    events.push_back(*event);
     if (auto error = device_->record(*event, stream.native))
       return error;
   }
-  free_retired();
   return {};
 }
 
@@ -270,12 +335,7 @@ void worker_service::free_retired() noexcept {
     for (auto& event : x.passed)
       if (auto error = device_->destroy_event(event))
         return fault(error);
-    auto unregister = [this, memory = x.memory] {
-      if (auto error = device_->unregister_pinned(memory->bytes().data()))
-        log(log_level::warning, "host memory could not be unregistered", error);
-    };
-    if (run_job(unregister)) // on a job's thread: it may wait for the device
-      unregister();
+    x.free();
     retired_.pop_front();
   }
 }

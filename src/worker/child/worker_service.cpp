@@ -129,8 +129,9 @@ void worker_service::not_in_flight(const outstanding& x) noexcept {
 }
 
 void worker_service::idle(bool worked) noexcept {
-  const bool busy = std::any_of(streams_.begin(), streams_.end(),
-                                [](auto& x) { return !x.second.in_flight.empty(); });
+  const bool busy = !retired_.empty() || std::any_of(streams_.begin(), streams_.end(), [](auto& x) {
+    return !x.second.in_flight.empty();
+  });
   const auto now = options_.spin.count() != 0 || worked ? clock::now() : clock::time_point{};
   if (worked)
     awake_until_ = now + options_.spin;
@@ -176,6 +177,11 @@ caf::error worker_service::run_job(std::function<void()> job) {
 void worker_service::run_job(const control_head& head, std::function<void()> job) {
   if (auto error = run_job(std::move(job)))
     answer(head, error);
+}
+
+void worker_service::run_job_or_here(const std::function<void()>& job) {
+  if (run_job(job))
+    job();
 }
 
 bool worker_service::run_asked() noexcept {

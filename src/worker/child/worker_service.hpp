@@ -34,8 +34,8 @@ struct service_options {
   int device = 0;                    ///< ordinal
   work_progress* progress = nullptr; ///< calls of the driving thread; may be null
   std::chrono::nanoseconds spin{0};  ///< after the last work, before it sleeps
-  /// Sends a reply to the parent. @thread any
-  std::function<void(std::span<const std::byte>)> send;
+  /// Sends a reply to the parent, with a descriptor if there is one. @thread any
+  std::function<caf::error(std::span<const std::byte>, std::optional<int> descriptor)> send;
   /// Called when the device's work is lost for good and the process must end. Does not return, or
   /// ends `run`.
   std::function<void(const caf::error&)> on_fault;
@@ -97,8 +97,9 @@ private:
   caf::error launch(wire_reader& body);
   caf::error enqueue(wire_reader& body);
   bool poll() noexcept;
-  /// Unmaps memory when all work that is in the streams now is done.
-  caf::error retire(std::shared_ptr<shared_memory> memory);
+  /// Frees memory when all work that is in the streams now is done.
+  void retire(std::function<void()> free);
+  caf::error record_in_all(std::vector<event_view>& events);
   void free_retired() noexcept;
   void not_in_flight(const outstanding& x) noexcept;
   void idle(bool worked) noexcept;
@@ -124,6 +125,11 @@ private:
   void answer(const control_head& head, const caf::error& error,
               std::span<const std::byte> result = {}) noexcept;
   template <class T> void answer(const control_head& head, const caf::expected<T>& result) noexcept;
+  /// Makes a slab, and answers with its descriptor.
+  void make_slab(const control_head& head, const slab_args& what);
+  caf::error map_slab(const slab_args& what, const std::optional<file_descriptor>& descriptor);
+  /// Unmaps a slab when the present work in all streams is done, and answers then.
+  void drop_slab(const control_head& head, const slab_args& what);
   caf::expected<communicator_key> build(const build_args& what);
   caf::error end(control how, communicator_key key);
   caf::error hand_over(communicator_key key, std::span<const std::byte> what);
@@ -137,6 +143,8 @@ private:
   caf::error run_job(std::function<void()> job);
   /// Does the same, and sends an error as the reply.
   void run_job(const control_head& head, std::function<void()> job);
+  /// Does the same; on this thread if there is no other one.
+  void run_job_or_here(const std::function<void()>& job);
   /// Runs `f` on the thread that drives the device, and waits for it. @thread a job's
   caf::error on_device(std::function<caf::error()> f);
   /// Does not wait for it. @thread any
@@ -163,11 +171,11 @@ private:
   stream_id last_stream_ = 0;
   std::vector<service_event> events_;    ///< by number
   std::vector<event_view> spare_events_; ///< native events that are not in use
-  struct retired_segment {
-    std::shared_ptr<shared_memory> memory;
+  struct retired_memory {
+    std::function<void()> free;
     std::vector<event_view> passed; ///< one for each stream
   };
-  std::deque<retired_segment> retired_;
+  std::deque<retired_memory> retired_;
 
   std::mutex asked_mutex_;
   std::vector<std::function<void()>> asked_; ///< for the thread that drives the device

@@ -1,13 +1,16 @@
 #include "worker/parent/process_pool.hpp"
 
 #include "foundation/fair_limit.hpp"
+#include "foundation/file_descriptor.hpp"
 #include "foundation/log.hpp"
 #include "foundation/option_check.hpp"
 #include "foundation/start_thread.hpp"
+#include "worker/parent/slab_space.hpp"
 #include "worker/protocol/worker_parent.hpp"
 #include <troupe/detail/completion.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <condition_variable>
 #include <csignal>
 #include <new>
@@ -25,6 +28,8 @@ constexpr std::chrono::seconds stop_limit{2};
 constexpr std::chrono::seconds kill_limit{2};
 /// How long a message may take to be sent to a worker without a call limit.
 constexpr std::chrono::seconds send_limit{10};
+/// Upper limit for a plausible granularity of slabs.
+constexpr std::uint64_t most_slab_unit = std::uint64_t{1} << 30;
 
 std::string text_of(const worker_end& end, const worker_settings& settings) {
   switch (end.cause) {
@@ -86,9 +91,9 @@ struct process_pool::life {
   /// Passes messages of the worker on until there are no more.
   void receive(int device, const std::weak_ptr<worker_link>& to) {
     const auto error =
-        receive_all(process->socket(), [&](std::span<const std::byte> message, auto) {
+        receive_all(process->socket(), [&](std::span<const std::byte> message, auto descriptor) {
           if (auto x = to.lock())
-            x->received(message);
+            x->received(message, descriptor ? std::move(*descriptor) : file_descriptor{});
         });
     if (auto x = to.lock(); x && error)
       x->give_up(lost_worker(device, error));
@@ -179,6 +184,8 @@ caf::expected<std::shared_ptr<process_pool>> process_pool::create(worker_backend
     result->end(*first, why);
     return why;
   }
+  if (first->link->slab_granularity() != 0)
+    raise_descriptor_limit(slab_space::most_slabs * result->slots_.size());
   result->slots_.front()->begin_with(std::move(*first));
   return result;
 }
@@ -271,12 +278,15 @@ caf::error process_pool::set_up(running& x, std::chrono::nanoseconds limit) {
                       std::max<std::chrono::nanoseconds>(limit, std::chrono::milliseconds{1}));
   if (!answer)
     return answer.error();
-  wire_reader reader{*answer};
+  wire_reader reader{answer->bytes};
   const auto about = reader.get<worker_description>();
-  if (!reader.ok() || about.devices < 0 || about.devices > most_worker_devices || about.spin_ns < 0)
+  const auto unit = about.slab_granularity;
+  if (!reader.ok() || about.devices < 0 || about.devices > most_worker_devices ||
+      about.spin_ns < 0 || (unit != 0 && (!std::has_single_bit(unit) || unit > most_slab_unit)))
     return make_error(errc::internal, "a worker's description of its device is malformed");
   x.devices = about.devices;
   x.link->set_spin(std::chrono::nanoseconds{about.spin_ns});
+  x.link->set_slab_granularity(unit);
   return {};
 }
 

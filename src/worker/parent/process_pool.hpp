@@ -47,7 +47,8 @@ private:
   };
 
   process_pool(worker_backend_options options, worker_command command)
-      : options_(std::move(options)), command_(std::move(command)) {}
+      : worker_pool(std::make_shared<shared_segments>(), options.cuda.keep_freed),
+        options_(std::move(options)), command_(std::move(command)) {}
   worker_options process_options() const;
   caf::expected<running> start(int ordinal, const std::stop_token& stop = {});
   /// Sends a started worker its settings. `limit`: for its answer

@@ -1,5 +1,6 @@
 #include "worker/parent/remote_device.hpp"
 
+#include "foundation/error_text.hpp"
 #include "foundation/peer_text.hpp"
 
 #include <algorithm>
@@ -19,7 +20,11 @@ remote_event& event_of(event_view x) noexcept { return *static_cast<remote_event
 } // namespace
 
 remote_device::remote_device(std::shared_ptr<worker_pool> pool, int ordinal)
-    : pool_(std::move(pool)), ordinal_(ordinal) {}
+    : pool_(std::move(pool)), ordinal_(ordinal),
+      slabs_(std::make_shared<device_slabs>(pool_->place_of(ordinal).device, pool_->slabs(),
+                                            pool_->keep_freed())) {
+  pool_->set_memory_of(ordinal_, slabs_);
+}
 
 remote_device::~remote_device() {
   if (link_)
@@ -45,6 +50,7 @@ caf::error remote_device::bind() noexcept {
     return link.error();
   if (link_ != *link) {
     link_ = std::move(*link);
+    slabs_->begin(link_);
     on_loss_->of.store(link_.get());
     tells_loss_ = false;
   }
@@ -52,6 +58,7 @@ caf::error remote_device::bind() noexcept {
   if (!properties)
     return properties.error();
   properties_ = std::move(*properties);
+  slabs_->set_device_bytes(properties_.total_bytes);
   for (auto* name : {&properties_.name, &properties_.pci_id})
     *name = peer_text(*name, most_peer_name);
   properties_.worker_pid = link_->pid();
@@ -64,7 +71,16 @@ caf::error remote_device::bind() noexcept {
 }
 
 caf::expected<memory_info> remote_device::memory() noexcept {
-  return read<memory_info>(link_->ask(command::memory));
+  auto result = read<memory_info>(link_->ask(command::memory));
+  if (result)
+    result->free_bytes = std::min(result->free_bytes + slabs_->free_bytes(), result->total_bytes);
+  return result;
+}
+
+caf::error remote_device::close_memory() noexcept {
+  auto error = slabs_->clear();
+  keep_first(error, link_->run(command::close_memory));
+  return error;
 }
 
 caf::expected<void*> remote_device::address(caf::expected<wire_reader> reply) const {
@@ -75,10 +91,14 @@ caf::expected<void*> remote_device::address(caf::expected<wire_reader> reply) co
 }
 
 caf::expected<void*> remote_device::allocate(std::size_t size_bytes, stream_view stream) noexcept {
+  if (slabs_->are_possible())
+    return slabs_->allocate(size_bytes);
   return address(link_->ask(command::allocate, allocate_args{size_bytes, id_of(stream)}));
 }
 
 caf::error remote_device::deallocate(void* memory, stream_view stream) noexcept {
+  if (slabs_->deallocate(memory))
+    return {};
   return link_->run(command::deallocate, deallocate_args{address_of(memory), id_of(stream)});
 }
 
@@ -214,6 +234,32 @@ caf::error remote_device::fill(void* target, std::span<const std::byte> pattern,
 
 caf::error remote_device::is_elsewhere() const {
   return fail(errc::not_supported, "the device lives in another process");
+}
+
+caf::error remote_device::check_near(int peer) const {
+  const bool is_near = slabs_->are_possible() && peer >= 0 && peer < pool_->device_count() &&
+                       pool_->place_of(peer).host == pool_->place_of(ordinal_).host;
+  return is_near ? caf::error{} : is_elsewhere();
+}
+
+caf::expected<bool> remote_device::can_access_peer(int peer) noexcept {
+  if (check_near(peer))
+    return false;
+  return read<bool>(
+      link_->ask(command::can_access_peer, std::int32_t{pool_->place_of(peer).device}));
+}
+
+caf::error remote_device::copy_peer(void* target, int target_device, const void* source,
+                                    int source_device, std::size_t size_bytes,
+                                    stream_view stream) noexcept {
+  if (target_device != ordinal_)
+    return fail(errc::not_supported, "a worker writes to no other device");
+  if (auto error = check_near(source_device))
+    return error;
+  const auto kept = pool_->slabs()->reach(source, size_bytes, *link_);
+  if (!kept)
+    return kept.error();
+  return copy(target, source, size_bytes, copy_direction::device_to_device, stream);
 }
 
 caf::error remote_device::launch_registered(const std::string& name,

@@ -31,7 +31,7 @@ public:
   caf::expected<device_properties> properties() noexcept override { return properties_; }
   caf::expected<memory_info> memory() noexcept override;
   caf::error open_memory() noexcept override { return link_->run(command::open_memory); }
-  caf::error close_memory() noexcept override { return link_->run(command::close_memory); }
+  caf::error close_memory() noexcept override;
   caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept override;
   caf::error deallocate(void* memory, stream_view stream) noexcept override;
   caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override;
@@ -58,13 +58,16 @@ public:
     return is_elsewhere();
   }
 
-  /// Returns false: no device can access the memory of another process.
-  caf::expected<bool> can_access_peer(int) noexcept override { return false; }
-  caf::error enable_peer(int) noexcept override { return is_elsewhere(); }
-  caf::error admit_peer(int) noexcept override { return is_elsewhere(); }
-  caf::error copy_peer(void*, int, const void*, int, std::size_t, stream_view) noexcept override {
-    return is_elsewhere();
-  }
+  /// Devices of one host access each other's slabs.
+  caf::expected<bool> can_access_peer(int peer) noexcept override;
+  /// Does nothing: a slab is mapped when a copy first needs it.
+  caf::error enable_peer(int peer) noexcept override { return check_near(peer); }
+  caf::error admit_peer(int peer) noexcept override { return check_near(peer); }
+  /// The target's worker reads: another one could go on writing for some time after its end.
+  /// @errors errc::not_supported: `target_device` is another one; the source is memory that a
+  ///         program has lent
+  caf::error copy_peer(void* target, int target_device, const void* source, int source_device,
+                       std::size_t size_bytes, stream_view stream) noexcept override;
 
   caf::error wait_word(stream_view stream, const std::atomic<std::uint64_t>* word,
                        std::uint64_t value) noexcept override;
@@ -87,6 +90,8 @@ public:
 private:
   caf::error fail(errc code, std::string detail) const;
   caf::error is_elsewhere() const;
+  /// Returns an error if a device is not of the same host.
+  caf::error check_near(int peer) const;
   template <class T> caf::expected<T> read(caf::expected<wire_reader> reply) const;
   /// Reads an address or a number, never 0.
   caf::expected<void*> address(caf::expected<wire_reader> reply) const;
@@ -96,6 +101,7 @@ private:
   std::stop_source stop_;
   std::shared_ptr<worker_link> link_; ///< set by the first `bind`; may be lost
   device_properties properties_;
+  const std::shared_ptr<device_slabs> slabs_;
   std::deque<remote_event> events_;
   std::vector<remote_event*> free_events_;
   /// Shared with the listeners of links.

@@ -128,7 +128,8 @@ struct assembly {
 
   /// Takes the worker's reply to the request to build the rank at `i`.
   void take(std::size_t i, const std::shared_ptr<worker_link>& link, worker_reply x) {
-    auto key = x ? value_of<communicator_key>(*x) : caf::expected<communicator_key>{x.error()};
+    auto key =
+        x ? value_of<communicator_key>(x->bytes) : caf::expected<communicator_key>{x.error()};
     if (key) {
       std::unique_lock lock{mutex};
       if (given_up) {
@@ -267,7 +268,7 @@ caf::expected<peer_link> worker_backend::link(int from, int to) noexcept {
   auto answer = (*worker)->request(control::peer_link, pair);
   if (!answer)
     return answer.error();
-  return value_of<peer_link>(*answer);
+  return value_of<peer_link>(answer->bytes);
 }
 
 /// Returns a number for this process. `build` has a worker create the id by which the ranks meet.
@@ -299,7 +300,7 @@ worker_backend::build(const communicator_id&, int size,
                                      std::nullopt, build_limit_);
   if (!made)
     return made.error();
-  auto id = value_of<communicator_id>(*made);
+  auto id = value_of<communicator_id>(made->bytes);
   if (!id)
     return id.error();
   build_args what;
@@ -310,8 +311,16 @@ worker_backend::build(const communicator_id&, int size,
     what.device = pool_->place_of(ranks[i].device).device;
     return what;
   };
-  const auto checks = ask(control::check_build, links, arguments);
+  auto checks = ask(control::check_build, links, arguments);
   checks->wait_for_success(left);
+  if (code_of(checks->first_error()) == errc::out_of_memory) {
+    for (const auto& x : ranks)
+      if (const auto memory = pool_->memory_of(x.device))
+        if (auto error = memory->give_back_unused())
+          return error;
+    checks = ask(control::check_build, links, arguments);
+    checks->wait_for_success(left);
+  }
   if (auto why = checks->first_error())
     return why;
   auto give_up_late = [&](const std::vector<std::size_t>& late) {
@@ -350,7 +359,7 @@ worker_backend::build(const communicator_id&, int size,
   communicator_ranks result;
   for (std::size_t i = 0; i < ranks.size(); ++i)
     result.push_back(std::make_unique<remote_communicator>(
-        links[i], wire_reader{*all->answers[i]}.get<communicator_key>()));
+        links[i], wire_reader{all->answers[i]->bytes}.get<communicator_key>()));
   return result;
 }
 

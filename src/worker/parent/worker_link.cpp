@@ -200,7 +200,8 @@ caf::error worker_link::send(control what, std::span<const std::byte> body) noex
   return {};
 }
 
-void worker_link::received(std::span<const std::byte> message) noexcept {
+void worker_link::received(std::span<const std::byte> message,
+                           file_descriptor descriptor) noexcept {
   wire_reader reader{message};
   const auto head = reader.get<control_head>();
   if (reader.ok() && head.kind == control::told && head.number == 0) {
@@ -223,7 +224,10 @@ void worker_link::received(std::span<const std::byte> message) noexcept {
     give_up_nonsense("a reply that could not be read");
     return handler(loss());
   }
-  handler(std::vector<std::byte>{body.begin(), body.end()});
+  worker_answer answer{{body.begin(), body.end()}, {}};
+  if (descriptor)
+    answer.descriptor = std::make_shared<const file_descriptor>(std::move(descriptor));
+  handler(std::move(answer));
 }
 
 worker_link::reply_handler worker_link::take_handler(const control_head& of) noexcept {

@@ -1,6 +1,7 @@
 /// The parent's side of the connection to one worker process.
 #pragma once
 
+#include "foundation/file_descriptor.hpp"
 #include "worker/protocol/command_ring.hpp"
 #include "worker/protocol/protocol.hpp"
 #include <troupe/backend.hpp>
@@ -40,7 +41,12 @@ public:
   virtual std::int64_t pid() const noexcept { return 0; }
 };
 
-using worker_reply = caf::expected<std::vector<std::byte>>;
+/// What a worker answers to a request.
+struct worker_answer {
+  std::vector<std::byte> bytes;
+  std::shared_ptr<const file_descriptor> descriptor; ///< null: none came
+};
+using worker_reply = caf::expected<worker_answer>;
 
 /// Returns the error for users of a device whose worker ended because of `cause`.
 caf::error lost_worker(int device, const caf::error& cause);
@@ -72,6 +78,11 @@ public:
                ? request_limit_
                : std::min(command_limit(), most) + per_byte * static_cast<std::int64_t>(bytes);
   }
+
+  /// Sets `backend::slab_granularity` of the worker; 0, the default, if this process cannot get its
+  /// descriptors. To be called before the first command.
+  void set_slab_granularity(std::size_t x) noexcept { slab_granularity_ = x; }
+  std::size_t slab_granularity() const noexcept { return slab_granularity_; }
 
   /// Sets the receiver of messages from the worker's programs, on the receiving thread. To be
   /// called before the first message.
@@ -168,7 +179,7 @@ public:
 
   // -- the supervisor of the process
 
-  void received(std::span<const std::byte> message) noexcept;
+  void received(std::span<const std::byte> message, file_descriptor descriptor = {}) noexcept;
   void lose(const caf::error& why) noexcept { lose(why, false); }
   /// Marks all events as done: streams of other devices wait for them. Called again when the
   /// process has ended after the loss, because it may have overwritten the words until then.
@@ -196,6 +207,7 @@ private:
   const std::unique_ptr<control_sender> control_;
   std::chrono::nanoseconds spin_{0};
   std::chrono::nanoseconds request_limit_{0};
+  std::size_t slab_granularity_ = 0;
   std::function<void(std::span<const std::byte>)> listener_;
   command_ring ring_;
   std::uint64_t last_command_ = 0;

@@ -1,12 +1,16 @@
 /// Source of the workers for the devices of a parent.
 #pragma once
 
+#include "worker/parent/device_slabs.hpp"
 #include "worker/parent/shared_segments.hpp"
+#include "worker/parent/shared_slabs.hpp"
 #include "worker/parent/worker_link.hpp"
 #include <troupe/worker.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -18,9 +22,11 @@ namespace troupe::detail {
 /// @thread any
 class worker_pool {
 public:
+  /// `keep_freed`: as in `cuda_backend_options`
   explicit worker_pool(
-      std::shared_ptr<shared_segments> segments = std::make_shared<shared_segments>())
-      : segments_(std::move(segments)) {}
+      std::shared_ptr<shared_segments> segments = std::make_shared<shared_segments>(),
+      std::chrono::milliseconds keep_freed = cuda_backend_options{}.keep_freed)
+      : keep_freed_(keep_freed), segments_(std::move(segments)) {}
   virtual ~worker_pool() = default;
 
   virtual int device_count() const noexcept = 0;
@@ -54,6 +60,20 @@ public:
   /// Returns a shared owner: it may outlive the workers.
   const std::shared_ptr<shared_segments>& shared() const noexcept { return segments_; }
 
+  std::chrono::milliseconds keep_freed() const noexcept { return keep_freed_; }
+  /// The slabs of the devices of this host.
+  const std::shared_ptr<shared_slabs>& slabs() const noexcept { return slabs_; }
+  /// Notes the memory of an open device.
+  void set_memory_of(int ordinal, const std::shared_ptr<device_slabs>& memory) {
+    const std::lock_guard lock{memory_mutex_};
+    memory_[ordinal] = memory;
+  }
+  /// Returns the memory of a device; null: it is not open.
+  std::shared_ptr<device_slabs> memory_of(int ordinal) {
+    const std::lock_guard lock{memory_mutex_};
+    return memory_[ordinal].lock();
+  }
+
 protected:
   void told(int ordinal, std::span<const std::byte> what) const {
     std::shared_ptr<const program_listener> to;
@@ -68,7 +88,11 @@ protected:
 private:
   mutable std::mutex listener_mutex_;
   std::shared_ptr<const program_listener> listener_;
+  const std::chrono::milliseconds keep_freed_;
   const std::shared_ptr<shared_segments> segments_;
+  const std::shared_ptr<shared_slabs> slabs_ = std::make_shared<shared_slabs>();
+  std::mutex memory_mutex_;
+  std::map<int, std::weak_ptr<device_slabs>> memory_; ///< by ordinal
 };
 
 } // namespace troupe::detail

@@ -39,6 +39,7 @@ enum class command : std::uint16_t {
   launch,             ///< launch_request
   enqueue,            ///< enqueue_args, then the calls
   asynchronous_error, ///< communicator_key
+  can_access_peer,    ///< ordinal; reply: bool
   stop,               ///< the last command
 };
 
@@ -155,6 +156,10 @@ enum class control : std::uint16_t {
   tell,                 ///< bytes for the programs
   told,                 ///< from the worker, number 0, no reply: bytes from its programs
   call_off,             ///< communicator_id: cancels its build
+  make_slab,            ///< slab_args; reply: none, with a descriptor of the slab
+  unmap_slab,           ///< slab_args
+  map_slab,             ///< slab_args, with a descriptor: memory of another worker's device
+  drop_slab,            ///< slab_args: unmaps it when the work in all streams is over
 };
 
 std::string_view to_string(control x) noexcept;
@@ -196,6 +201,7 @@ void wire_fields(auto& wire, message_of<worker_setup> auto& x) {
 struct worker_description {
   std::int32_t devices = 0;
   std::int64_t spin_ns = 0;
+  std::uint64_t slab_granularity = 0; ///< as `backend::slab_granularity`
 };
 
 struct build_args {
@@ -203,6 +209,13 @@ struct build_args {
   std::int32_t size = 0;
   std::int32_t rank = 0;
   std::int32_t device = 0;
+};
+
+/// A piece of device memory that the parent manages.
+struct slab_args {
+  std::uint64_t address = 0;
+  std::uint64_t size_bytes = 0;
+  std::int32_t device = 0; ///< ordinal
 };
 
 struct map_args {

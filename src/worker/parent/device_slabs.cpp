@@ -1,0 +1,271 @@
+#include "worker/parent/device_slabs.hpp"
+
+#include "foundation/log.hpp"
+#include "foundation/start_thread.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+/// How many addresses are tried for a slab.
+constexpr int most_tries = 64;
+/// How long an allocation that found no memory waits for workers that still have some mapped. Their
+/// streams may wait for the device that allocates.
+constexpr std::chrono::milliseconds unmap_patience{50};
+
+constexpr std::size_t rounded_up(std::size_t size_bytes, std::size_t unit) noexcept {
+  return (size_bytes + unit - 1) / unit * unit;
+}
+
+std::byte* at_byte(const memory_slab& x, std::size_t offset) noexcept {
+  return static_cast<std::byte*>(x.address) + offset;
+}
+
+} // namespace
+
+std::size_t next_slab_bytes(std::size_t needed, std::size_t slabs, std::size_t device_bytes,
+                            std::size_t unit) noexcept {
+  // A small program takes little. 256 slabs hold 340 GiB.
+  const auto least = (std::size_t{64} << 20) << (2 * std::min<std::size_t>(slabs / 64, 3));
+  const auto of_device = device_bytes / 16 / unit * unit;
+  return std::max({rounded_up(needed, unit), std::min(rounded_up(least, unit), of_device), unit});
+}
+
+device_slabs::device_slabs(int ordinal, std::shared_ptr<shared_slabs> shared,
+                           std::chrono::milliseconds keep)
+    : ordinal_(ordinal), shared_(std::move(shared)), keep_(keep) {}
+
+device_slabs::~device_slabs() {
+  {
+    const std::lock_guard lock{mutex_};
+    ends_ = true;
+  }
+  changed_.notify_all();
+  if (keeper_.joinable())
+    keeper_.join();
+  for (auto& x : take_all().slabs)
+    shared_->remove(x.what);
+}
+
+void device_slabs::begin(std::shared_ptr<worker_link> worker) {
+  removed former;
+  {
+    const std::lock_guard lock{mutex_};
+    former = take_all();
+    worker_ = std::move(worker);
+    unit_ = worker_->slab_granularity();
+  }
+  for (auto& x : former.slabs)
+    shared_->remove(x.what);
+}
+
+device_slabs::removed device_slabs::take_all() {
+  removed result{{}, worker_};
+  for (auto& [number, x] : slabs_)
+    result.slabs.push_back(std::move(x));
+  space_ = {};
+  slabs_.clear();
+  taken_.clear();
+  return result;
+}
+
+caf::expected<void*> device_slabs::allocate(std::size_t size_bytes) {
+  if (const auto there = take(size_bytes))
+    return *there;
+  if (auto error = grow(size_bytes))
+    return error;
+  if (const auto there = take(size_bytes))
+    return *there;
+  return make_error(
+      {.code = errc::internal,
+       .detail = "a new slab is too small for " + std::to_string(size_bytes) + " bytes",
+       .device = ordinal_});
+}
+
+std::optional<void*> device_slabs::take(std::size_t size_bytes) {
+  const std::lock_guard lock{mutex_};
+  const auto range = space_.take(size_bytes);
+  if (!range)
+    return std::nullopt;
+  auto& in = slabs_.at(range->slab);
+  in.empty_since.reset();
+  void* const result = at_byte(in.what, range->begin);
+  taken_.emplace(result, *range);
+  return result;
+}
+
+bool device_slabs::deallocate(void* memory) {
+  {
+    const std::lock_guard lock{mutex_};
+    const auto found = taken_.find(memory);
+    if (found == taken_.end())
+      return false;
+    const auto range = found->second;
+    taken_.erase(found);
+    if (!space_.give_back(range))
+      return true;
+    slabs_.at(range.slab).empty_since = clock::now();
+  }
+  note_empty();
+  return true;
+}
+
+caf::error device_slabs::grow(std::size_t size_bytes) {
+  constexpr auto most = std::size_t{1} << 46;
+  const auto no_room = [&](const std::string& why) {
+    return make_error({.code = errc::out_of_memory,
+                       .detail = std::to_string(size_bytes) + " bytes asked for, but " + why,
+                       .device = ordinal_});
+  };
+  if (size_bytes > most)
+    return no_room("the device has " + std::to_string(device_bytes_));
+  const auto number = [this] {
+    const std::lock_guard lock{mutex_};
+    return space_.slabs();
+  };
+  if (number() == slab_space::most_slabs) {
+    if (auto error = give_back_unused())
+      return error;
+    if (number() == slab_space::most_slabs)
+      return no_room("the device has " + std::to_string(number()) + " slabs, and none has room");
+  }
+  const auto exact = rounded_up(size_bytes, unit_);
+  const auto preferred = next_slab_bytes(size_bytes, number(), device_bytes_, unit_);
+  auto error = make(preferred);
+  if (code_of(error) == errc::out_of_memory && preferred > exact)
+    error = make(exact);
+  if (code_of(error) != errc::out_of_memory)
+    return error;
+  if (auto failed = give_back_unused())
+    return failed;
+  return make(exact);
+}
+
+caf::error device_slabs::give_back_unused() {
+  const std::lock_guard lock{giving_back_}; // what the keeper gives back is free then, too
+  auto error = unmap(take_empty(clock::time_point::max()));
+  static_cast<void>(shared_->wait_for_unmappings(unmap_patience)); // else there is less memory
+  return error;
+}
+
+caf::error device_slabs::make(std::size_t slab_bytes) {
+  worker_reply made = make_error(errc::unavailable, "no address was tried");
+  memory_slab what{ordinal_, nullptr, slab_bytes};
+  for (int tries = 0; !made && code_of(made.error()) == errc::unavailable && tries < most_tries;
+       ++tries) {
+    what.address = shared_->addresses().take(slab_bytes, unit_);
+    if (what.address == nullptr)
+      break;
+    made = worker_->request(control::make_slab, arguments_of(what));
+    if (!made)
+      shared_->addresses().give_back(what.address);
+  }
+  if (!made)
+    return made.error();
+  if (!made->descriptor) {
+    // The worker has made it. It goes with the worker, at the latest.
+    static_cast<void>(worker_->request(control::unmap_slab, arguments_of(what)));
+    shared_->addresses().give_back(what.address);
+    return make_error({.code = errc::unavailable,
+                       .detail = "no file descriptor arrived with device memory; this process may "
+                                 "have reached its limit",
+                       .device = ordinal_});
+  }
+  const std::lock_guard lock{mutex_};
+  const auto number = space_.add(slab_bytes);
+  if (!number)
+    return make_error(errc::internal, "there are too many slabs");
+  shared_->add(what, made->descriptor);
+  slabs_.emplace(*number, slab{what, std::move(made->descriptor), {}});
+  return {};
+}
+
+caf::error device_slabs::clear() {
+  removed all;
+  {
+    const std::lock_guard lock{mutex_};
+    all = take_all();
+  }
+  return unmap(all);
+}
+
+std::size_t device_slabs::free_bytes() const {
+  const std::lock_guard lock{mutex_};
+  return space_.free_bytes();
+}
+
+// -- empty slabs
+
+device_slabs::removed device_slabs::take_empty(clock::time_point when) {
+  const std::lock_guard lock{mutex_};
+  removed result{{}, worker_};
+  for (auto i = slabs_.begin(); i != slabs_.end();) {
+    if (!i->second.empty_since || *i->second.empty_since > when) {
+      ++i;
+      continue;
+    }
+    space_.remove(i->first);
+    result.slabs.push_back(std::move(i->second));
+    i = slabs_.erase(i);
+  }
+  return result;
+}
+
+caf::error device_slabs::unmap(const removed& what) const {
+  caf::error first;
+  for (const auto& x : what.slabs) {
+    shared_->remove(x.what);
+    if (auto done = what.worker->request(control::unmap_slab, arguments_of(x.what));
+        !done && !first)
+      first = done.error();
+  }
+  return first;
+}
+
+std::optional<device_slabs::clock::time_point> device_slabs::first_due() const {
+  std::optional<clock::time_point> result;
+  for (const auto& [number, x] : slabs_)
+    if (x.empty_since && (!result || *x.empty_since + keep_ < *result))
+      result = *x.empty_since + keep_;
+  return result;
+}
+
+void device_slabs::note_empty() {
+  if (keep_ == cuda_backend_options::forever)
+    return;
+  if (!keeper_.joinable())
+    if (auto error = start_thread(keeper_, [this] { keep_house(); }, "to give memory back")) {
+      if (auto failed = give_back_unused())
+        log(log_level::warning, "device memory was not given back", failed);
+      return;
+    }
+  changed_.notify_all();
+}
+
+void device_slabs::keep_house() {
+  for (std::unique_lock lock{mutex_}; !ends_;) {
+    const auto due = first_due();
+    if (!due) {
+      changed_.wait(lock);
+      continue;
+    }
+    if (clock::now() < *due) {
+      changed_.wait_until(lock, *due);
+      continue;
+    }
+    lock.unlock();
+    {
+      const std::lock_guard turn{giving_back_};
+      if (auto error = unmap(take_empty(clock::now() - keep_));
+          error && code_of(error) != errc::worker_lost)
+        log(log_level::warning, "device memory was not given back", error);
+    }
+    lock.lock();
+  }
+}
+
+} // namespace troupe::detail

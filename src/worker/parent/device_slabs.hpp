@@ -1,0 +1,109 @@
+/// The memory of a device in a worker: slabs that the worker makes, and that this process manages
+/// and keeps.
+#pragma once
+
+#include "foundation/file_descriptor.hpp"
+#include "worker/parent/shared_slabs.hpp"
+#include "worker/parent/slab_space.hpp"
+#include "worker/parent/worker_link.hpp"
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+namespace troupe::detail {
+
+/// Returns how large the next slab should be.
+/// @shape  needed: for one allocation; slabs: how many there are; unit: sizes are multiples of it
+/// @units  bytes
+std::size_t next_slab_bytes(std::size_t needed, std::size_t slabs, std::size_t device_bytes,
+                            std::size_t unit) noexcept;
+
+/// Memory is given back when no work uses it any more, so it needs no stream. A slab of which
+/// nothing is in use goes back to the device after a time.
+/// @thread the lane of the device, unless a function says otherwise
+class device_slabs {
+public:
+  /// `ordinal`: as the worker counts devices. `keep`: how long a slab is kept that is not in use,
+  /// as `cuda_backend_options::keep_freed`
+  device_slabs(int ordinal, std::shared_ptr<shared_slabs> shared, std::chrono::milliseconds keep);
+  ~device_slabs();
+  device_slabs(const device_slabs&) = delete;
+  device_slabs& operator=(const device_slabs&) = delete;
+
+  /// Begins anew with a worker. Drops all slabs, which were another worker's.
+  void begin(std::shared_ptr<worker_link> worker);
+  void set_device_bytes(std::size_t x) noexcept { device_bytes_ = x; }
+  /// Returns whether the worker can make slabs.
+  bool are_possible() const noexcept { return unit_ != 0; }
+
+  /// @errors errc::out_of_memory: nothing changed; errc::worker_lost
+  caf::expected<void*> allocate(std::size_t size_bytes);
+  /// Returns false if the memory is not from here.
+  bool deallocate(void* memory);
+  /// Gives all slabs back to the device, with all that is allocated.
+  caf::error clear();
+  /// Returns the number of bytes that can be allocated without a new slab.
+  /// @thread any
+  std::size_t free_bytes() const;
+  /// Gives the slabs back of which nothing is in use. Waits some time for workers of other devices
+  /// that have mapped them.
+  /// @thread any
+  caf::error give_back_unused();
+
+private:
+  using clock = std::chrono::steady_clock;
+
+  struct slab {
+    memory_slab what;
+    std::shared_ptr<const file_descriptor> descriptor;
+    std::optional<clock::time_point> empty_since;
+  };
+
+  std::optional<void*> take(std::size_t size_bytes);
+  /// Makes a slab in which `size_bytes` fit.
+  caf::error grow(std::size_t size_bytes);
+  caf::error make(std::size_t slab_bytes);
+  /// Slabs that are to be unmapped, and their worker.
+  struct removed {
+    std::vector<slab> slabs;
+    std::shared_ptr<worker_link> worker;
+  };
+
+  /// Removes the slabs that are empty since `when` or before.
+  removed take_empty(clock::time_point when);
+  /// Removes all slabs. Needs `mutex_`.
+  removed take_all();
+  /// Gives slabs back to the device.
+  caf::error unmap(const removed& what) const;
+  std::optional<clock::time_point> first_due() const;
+  /// Lets the keeper look again; without one, empty slabs go back at once.
+  void note_empty();
+  void keep_house();
+
+  const int ordinal_;
+  const std::shared_ptr<shared_slabs> shared_; ///< lets workers of other devices use the slabs
+  const std::chrono::milliseconds keep_;
+  std::shared_ptr<worker_link> worker_; ///< the lane changes it with `mutex_`
+  std::mutex giving_back_;              ///< held while empty slabs are given back; before `mutex_`
+  std::size_t device_bytes_ = 0;
+  std::size_t unit_ = 0; ///< as `backend::slab_granularity`
+
+  mutable std::mutex mutex_; ///< guards the members below
+  slab_space space_;
+  std::map<std::uint32_t, slab> slabs_; ///< by number in `space_`
+  std::unordered_map<void*, slab_range> taken_;
+  bool ends_ = false;
+  std::condition_variable changed_;
+  std::thread keeper_; ///< gives empty slabs back; started by the lane
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,141 @@
+#include "worker/parent/shared_slabs.hpp"
+
+#include "worker/parent/worker_link.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+namespace troupe::detail {
+
+namespace {
+
+/// Addresses that no allocator of the system, of CUDA or of a sanitizer uses by itself.
+#if defined(__SANITIZE_THREAD__)
+constexpr std::uintptr_t first_address = 0x7e80'0000'0000;
+constexpr std::uintptr_t last_address = 0x7ec0'0000'0000;
+#else
+constexpr std::uintptr_t first_address = 0x2000'0000'0000;
+constexpr std::uintptr_t last_address = 0x3000'0000'0000;
+#endif
+
+const std::byte* begin_of(const memory_slab& x) noexcept {
+  return static_cast<const std::byte*>(x.address);
+}
+
+} // namespace
+
+// -- addresses
+
+void* slab_addresses::take(std::size_t size_bytes, std::size_t unit) {
+  const std::lock_guard lock{mutex_};
+  const auto rounded_up = [=](std::uintptr_t x) { return (x + unit - 1) / unit * unit; };
+  bool from_the_start = next_ <= first_address;
+  auto begin = rounded_up(std::max(next_, first_address));
+  while (true) {
+    if (begin > last_address || size_bytes > last_address - begin) {
+      if (from_the_start)
+        return nullptr;
+      from_the_start = true;
+      begin = rounded_up(first_address);
+    }
+    // The last one that begins before the end of these addresses.
+    auto other = taken_.lower_bound(begin + size_bytes);
+    if (other == taken_.begin() || (--other)->second <= begin)
+      break;
+    begin = rounded_up(other->second);
+  }
+  next_ = begin + size_bytes;
+  taken_.emplace(begin, next_);
+  return reinterpret_cast<void*>(begin);
+}
+
+void slab_addresses::give_back(void* address) noexcept {
+  const std::lock_guard lock{mutex_};
+  taken_.erase(reinterpret_cast<std::uintptr_t>(address));
+}
+
+// -- open_count
+
+void open_count::begin() noexcept {
+  const std::lock_guard lock{mutex_};
+  ++open_;
+}
+
+void open_count::end() noexcept {
+  const std::lock_guard lock{mutex_};
+  if (--open_ == 0)
+    none_.notify_all();
+}
+
+bool open_count::wait_for_none(std::chrono::nanoseconds limit) noexcept {
+  std::unique_lock lock{mutex_};
+  return none_.wait_for(lock, limit, [this] { return open_ == 0; });
+}
+
+// -- slabs
+
+/// Does not wait for the workers, which may be lost.
+shared_slab::~shared_slab() {
+  for (auto& x : mapped_by_)
+    if (const auto link = x.lock()) {
+      unmappings_->begin();
+      link->request(control::drop_slab, bytes_of(arguments_of(what_)), std::nullopt,
+                    [unmappings = unmappings_](const worker_reply&) { unmappings->end(); });
+    }
+  addresses_->give_back(what_.address);
+}
+
+bool shared_slab::contains(const void* memory, std::size_t size_bytes) const noexcept {
+  const auto offset =
+      static_cast<std::size_t>(static_cast<const std::byte*>(memory) - begin_of(what_));
+  return offset <= what_.size_bytes && size_bytes <= what_.size_bytes - offset;
+}
+
+caf::error shared_slab::map(worker_link& in) {
+  {
+    const std::lock_guard lock{mutex_};
+    if (std::ranges::any_of(mapped_by_, [&](auto& x) { return x.lock().get() == &in; }))
+      return {};
+  }
+  if (auto done = in.request(control::map_slab, arguments_of(what_), descriptor_->get()); !done)
+    return done.error();
+  const std::lock_guard lock{mutex_};
+  std::erase_if(mapped_by_, [](auto& x) { return x.expired(); });
+  mapped_by_.push_back(in.weak_from_this());
+  return {};
+}
+
+void shared_slabs::add(const memory_slab& what, std::shared_ptr<const file_descriptor> descriptor) {
+  auto slab = std::make_shared<shared_slab>(what, std::move(descriptor), addresses_, unmappings_);
+  const std::lock_guard lock{mutex_};
+  all_.insert_or_assign(begin_of(what), std::move(slab));
+}
+
+void shared_slabs::remove(const memory_slab& what) {
+  std::shared_ptr<shared_slab> gone; // ends without the lock
+  const std::lock_guard lock{mutex_};
+  if (const auto found = all_.find(begin_of(what)); found != all_.end()) {
+    gone = std::move(found->second);
+    all_.erase(found);
+  }
+}
+
+caf::expected<std::shared_ptr<const shared_slab>>
+shared_slabs::reach(const void* memory, std::size_t size_bytes, worker_link& from) {
+  std::shared_ptr<shared_slab> result;
+  {
+    const std::lock_guard lock{mutex_};
+    if (const auto next = all_.upper_bound(static_cast<const std::byte*>(memory));
+        next != all_.begin())
+      result = std::prev(next)->second;
+  }
+  if (result == nullptr || !result->contains(memory, size_bytes))
+    return make_error(errc::stale_ref, "other devices do not reach the memory");
+  if (auto error = result->map(from))
+    return error;
+  return std::shared_ptr<const shared_slab>{std::move(result)};
+}
+
+} // namespace troupe::detail

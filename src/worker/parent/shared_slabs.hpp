@@ -1,0 +1,117 @@
+/// Device memory that workers of other devices can use.
+#pragma once
+
+#include "foundation/file_descriptor.hpp"
+#include "worker/protocol/protocol.hpp"
+#include <troupe/backend.hpp>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+class worker_link;
+
+/// @units `memory_slab::ordinal`: as the workers count devices
+inline slab_args arguments_of(const memory_slab& x) noexcept {
+  return {reinterpret_cast<std::uintptr_t>(x.address), x.size_bytes, x.ordinal};
+}
+
+/// Chooses the addresses of slabs, which are the same in all processes.
+/// @thread any
+class slab_addresses {
+public:
+  /// Takes addresses that are not taken. Other uses of them in a process are not known here.
+  /// Returns null if there are none.
+  /// @shape size_bytes: a multiple of `unit`, which is a power of two
+  void* take(std::size_t size_bytes, std::size_t unit);
+  void give_back(void* address) noexcept;
+
+private:
+  std::mutex mutex_;
+  std::map<std::uintptr_t, std::uintptr_t> taken_; ///< begin to end
+  std::uintptr_t next_ = 0; ///< given back addresses are used again as late as possible
+};
+
+/// Counts what has begun and is not over.
+/// @thread any
+class open_count {
+public:
+  void begin() noexcept;
+  void end() noexcept;
+  /// Returns false if some were open all the time.
+  bool wait_for_none(std::chrono::nanoseconds limit) noexcept;
+
+private:
+  std::mutex mutex_;
+  std::condition_variable none_;
+  std::size_t open_ = 0;
+};
+
+/// A slab that workers of other devices may have mapped. At its end they unmap it, when the work
+/// that is in their streams then is done. It has its addresses until then.
+/// @thread any
+class shared_slab {
+public:
+  shared_slab(const memory_slab& what, std::shared_ptr<const file_descriptor> descriptor,
+              std::shared_ptr<slab_addresses> addresses,
+              std::shared_ptr<open_count> unmappings) noexcept
+      : what_(what), descriptor_(std::move(descriptor)), addresses_(std::move(addresses)),
+        unmappings_(std::move(unmappings)) {}
+  ~shared_slab();
+  shared_slab(const shared_slab&) = delete;
+  shared_slab& operator=(const shared_slab&) = delete;
+
+  const memory_slab& what() const noexcept { return what_; }
+  bool contains(const void* memory, std::size_t size_bytes) const noexcept;
+  /// Maps it in a worker that has not mapped it yet. Blocks.
+  caf::error map(worker_link& in);
+
+private:
+  const memory_slab what_;
+  const std::shared_ptr<const file_descriptor> descriptor_;
+  const std::shared_ptr<slab_addresses> addresses_;
+  const std::shared_ptr<open_count> unmappings_;
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<worker_link>> mapped_by_;
+};
+
+/// The slabs of all devices of this host. A worker maps a slab of another device when it first
+/// needs it.
+/// @thread any
+class shared_slabs {
+public:
+  slab_addresses& addresses() noexcept { return *addresses_; }
+
+  /// Adds a slab at addresses that were taken for it, and which it gives back.
+  void add(const memory_slab& what, std::shared_ptr<const file_descriptor> descriptor);
+  void remove(const memory_slab& what);
+
+  /// Lets a worker use memory of another device. Blocks if it has not mapped the slab yet. The
+  /// worker keeps the slab mapped while the caller keeps the result, and then for what it has been
+  /// told to do meanwhile.
+  /// @errors errc::stale_ref: it is memory of no slab
+  caf::expected<std::shared_ptr<const shared_slab>>
+  reach(const void* memory, std::size_t size_bytes, worker_link& from);
+
+  /// Waits until workers have unmapped what was removed: until then it is not free. Returns false
+  /// if they have not.
+  bool wait_for_unmappings(std::chrono::nanoseconds limit) noexcept {
+    return unmappings_->wait_for_none(limit);
+  }
+
+private:
+  const std::shared_ptr<slab_addresses> addresses_ = std::make_shared<slab_addresses>();
+  const std::shared_ptr<open_count> unmappings_ = std::make_shared<open_count>();
+  std::mutex mutex_;
+  std::map<const std::byte*, std::shared_ptr<shared_slab>> all_; ///< by address
+};
+
+} // namespace troupe::detail
