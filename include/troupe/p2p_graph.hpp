@@ -46,7 +46,8 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
                         field("island", x.island));
 }
 
-/// The access of device `from` to the memory of device `to`, with reads and writes of its own.
+/// The access of device `from` to the memory of device `to`, with reads and writes of its own;
+/// between workers, with reads alone.
 struct p2p_link {
   std::int32_t from = -1;
   std::int32_t to = -1;
@@ -58,9 +59,10 @@ struct p2p_link {
   peer_access access = peer_access::pending;
   link_check checked = link_check::unchecked; ///< by the last check, or copy that failed
   caf::error reason = {};                     ///< why access is `failed`; none otherwise
-  /// Of writes, with an idle other direction; 0: not measured. @units GB/s, of 1e9 bytes
+  /// Of copies from `from` to `to`, with an idle other direction: writes, or reads by `to` between
+  /// workers; 0: not measured. @units GB/s, of 1e9 bytes
   double bandwidth = 0;
-  /// Of both directions together, while each device writes to the other one. @units as above
+  /// Of both directions together, at the same time. @units as above
   double bandwidth_both = 0;
   /// Of a copy of 8 bytes, from its issue until its device's lane finds it done; 0: not measured.
   /// @units us

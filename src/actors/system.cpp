@@ -157,10 +157,13 @@ caf::error system_core::check_effects() const {
     return make_error(errc::invalid_argument,
                       "troupe.devices=" + std::to_string(config_.host_devices_) +
                           " has no effect with troupe.backend=cuda: it is for virtual devices");
-  if (config_.keep_freed_ms_ != config::not_given && config_.backend_name_ == "host")
-    return make_error(errc::invalid_argument,
-                      "troupe.keep-freed=" + std::to_string(config_.keep_freed_ms_) +
-                          " has no effect with troupe.backend=host: it is for GPUs");
+  if (config_.keep_freed_ms_ != config::not_given && config_.backend_name_ == "host" &&
+      wanted_placement() != placement::worker_process)
+    return make_error(
+        errc::invalid_argument,
+        "troupe.keep-freed=" + std::to_string(config_.keep_freed_ms_) +
+            " has no effect with troupe.backend=host: it is for GPUs, and for devices "
+            "in workers");
   if (!config_.hosts.listen_address.empty())
     return wanted_placement() == placement::worker_process
                ? caf::error{}

@@ -100,7 +100,8 @@ private:
                         std::to_string(what.host.devices) + " virtual devices");
     if (what.backend == "host") {
       executes = make_host_backend(what.host);
-      about.slab_granularity = executes->slab_granularity(); // GPUs' memory comes from pools
+      about.slab_granularity =
+          executes->slab_granularity(); // CUDA workers report 0: their memory comes from pools
     } else if (what.backend != "cuda") {
       return make_error(errc::invalid_argument,
                         "workers execute with cuda or host, not " + what.backend);

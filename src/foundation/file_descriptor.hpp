@@ -49,8 +49,8 @@ private:
 /// @errors errc::unavailable: /dev/null cannot be opened
 caf::error fill_standard_streams() noexcept;
 
-/// Raises this process's own limit of open files by `more`, up to the system's. Without success
-/// only a warning is logged: what finds no descriptor says so.
+/// Raises this process's own limit of open files by `more`, up to the system's. If that fails, it
+/// logs a warning. A later call that finds no free descriptor returns an error.
 void raise_descriptor_limit(std::size_t more) noexcept;
 
 /// Returns the content of a file.

@@ -108,8 +108,10 @@ TEST(Options, WithoutEffectAreRefusedByName) {
   };
   refused({"--troupe.backend=cuda", "--troupe.devices=3"},
           "troupe.devices=3 has no effect with troupe.backend=cuda: it is for virtual devices");
-  refused({"--troupe.keep-freed=5"},
-          "troupe.keep-freed=5 has no effect with troupe.backend=host: it is for GPUs");
+  refused(
+      {"--troupe.keep-freed=5"},
+      "troupe.keep-freed=5 has no effect with troupe.backend=host: it is for GPUs, and for devices "
+      "in workers");
   refused({"--troupe.hosts.port=4711"},
           "troupe.hosts.port=4711 has no effect without troupe.hosts.listen");
   refused({"--troupe.hosts.count=2"},

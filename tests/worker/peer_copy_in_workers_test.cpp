@@ -50,6 +50,7 @@ TEST(PeerCopiesInWorkers, AreMeasured) {
   test_system system{in_worker_processes(2)};
   const auto t = open_topology(system);
   const auto graph = must(answer_of(t.measure_links()));
+  ASSERT_EQ(graph.links.size(), 2u);
   for (auto& x : graph.links) {
     EXPECT_GT(x.bandwidth, 0);
     EXPECT_GT(x.bandwidth_both, 0);
@@ -85,6 +86,7 @@ TEST_P(LossBesideCopies, HarmsNoOther) {
                     holds(system.open(target.device()), target, elements(count, round)));
       } else {
         EXPECT_TRUE(lost == 0 || target.device() == lost) << describe(how.error());
+        EXPECT_TRUE(has_code(how.error(), errc::worker_lost));
       }
     }
     EXPECT_TRUE(kept.is_there());

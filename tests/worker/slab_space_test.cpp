@@ -40,7 +40,7 @@ std::size_t longest_free(const taken_units& all) {
   return longest;
 }
 
-/// Marks the units of a range, which all have to be as they are not to be.
+/// Marks the units of a range. Before, none of them may be marked so.
 void mark(taken_units& all, const slab_range& x, bool taken) {
   ASSERT_EQ(x.begin % unit, 0u);
   ASSERT_EQ(x.size_bytes % unit, 0u);

@@ -2,6 +2,7 @@
 
 #include "foundation/log.hpp"
 #include "support/child_process.hpp"
+#include "support/entries_of.hpp"
 #include "support/eventually.hpp"
 #include "support/load.hpp"
 #include "support/log_lines.hpp"
@@ -18,10 +19,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -131,12 +130,6 @@ TEST(WorkerBackend, AnEventIsRecordedAgainBeforeItIsOver) {
   must(d->deallocate_pinned(memory));
 }
 
-/// Returns the number of files that this process has open.
-std::ptrdiff_t open_files() {
-  const std::filesystem::directory_iterator all{"/proc/self/fd"};
-  return std::distance(begin(all), end(all)) - 1; // the iterator has one
-}
-
 TEST(WorkerBackend, KeepsItsMemoryInFilesOfThisProcess) {
   TROUPE_HOST_ONLY("workers with GPUs allocate from pools");
   auto all = make_workers(1);
@@ -144,22 +137,22 @@ TEST(WorkerBackend, KeepsItsMemoryInFilesOfThisProcess) {
   must(d->bind());
   must(d->open_memory());
   const auto stream = must(d->create_stream());
-  const auto files = open_files();
+  const auto files = entries_of("/proc/self/fd");
   const auto free_bytes = must(d->memory()).free_bytes;
   constexpr std::size_t size = std::size_t{1} << 20;
   void* const first = must(d->allocate(size, stream));
   void* const second = must(d->allocate(size, stream));
-  EXPECT_EQ(open_files(), files + 1); // both are in one slab
+  EXPECT_EQ(entries_of("/proc/self/fd"), files + 1); // both are in one slab
   EXPECT_EQ(must(d->memory()).free_bytes, free_bytes - 2 * size);
   must(d->deallocate(first, stream));
   EXPECT_EQ(must(d->memory()).free_bytes, free_bytes - size);
   must(d->deallocate(second, stream));
-  EXPECT_TRUE(eventually([&] { return open_files() == files; }));
+  EXPECT_TRUE(eventually([&] { return entries_of("/proc/self/fd") == files; }));
   EXPECT_EQ(must(d->memory()).free_bytes, free_bytes);
   must(d->allocate(size, stream));
-  EXPECT_EQ(open_files(), files + 1);
+  EXPECT_EQ(entries_of("/proc/self/fd"), files + 1);
   must(d->close_memory());
-  EXPECT_EQ(open_files(), files);
+  EXPECT_EQ(entries_of("/proc/self/fd"), files);
   must(d->destroy_stream(stream));
 }
 

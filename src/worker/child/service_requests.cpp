@@ -15,12 +15,6 @@ memory_slab slab_of(const slab_args& x) {
   return {x.device, reinterpret_cast<void*>(x.address), x.size_bytes};
 }
 
-caf::error no_descriptor() {
-  return make_error(
-      errc::unavailable,
-      "no file descriptor arrived with the memory; the worker may have reached its limit");
-}
-
 } // namespace
 
 void worker_service::answer(const control_head& head, const caf::error& error,
@@ -238,8 +232,10 @@ void worker_service::make_slab(const control_head& head, const slab_args& what) 
 
 caf::error worker_service::map_slab(const slab_args& what,
                                     const std::optional<file_descriptor>& descriptor) {
-  return descriptor ? executes_->map_slab(slab_of(what), descriptor->get(), options_.device)
-                    : no_descriptor();
+  if (!descriptor) // of this request alone
+    return make_error(errc::out_of_memory, "no file descriptor arrived with device memory; the "
+                                           "worker may have reached its limit");
+  return executes_->map_slab(slab_of(what), descriptor->get(), options_.device);
 }
 
 void worker_service::drop_slab(const control_head& head, const slab_args& what) {
@@ -264,7 +260,9 @@ std::byte* worker_service::host_address(const shared_place& x, std::size_t size_
 
 caf::error worker_service::map(const map_args& what, std::optional<file_descriptor> descriptor) {
   if (!descriptor)
-    return no_descriptor();
+    return make_error(
+        errc::unavailable,
+        "no file descriptor arrived with the memory; the worker may have reached its limit");
   {
     std::lock_guard lock{mutex_};
     if (segments_.contains(what.segment))

@@ -21,6 +21,12 @@ constexpr std::size_t rounded_up(std::size_t size_bytes, std::size_t unit) noexc
   return (size_bytes + unit - 1) / unit * unit;
 }
 
+/// Returns whether the addresses of a slab were in use; else it is a failed call of the system.
+bool is_in_use(const caf::error& why) {
+  const auto x = failure_of(why);
+  return x && x->code == errc::unavailable && x->native_code == 0;
+}
+
 std::byte* at_byte(const memory_slab& x, std::size_t offset) noexcept {
   return static_cast<std::byte*>(x.address) + offset;
 }
@@ -115,13 +121,12 @@ bool device_slabs::deallocate(void* memory) {
 }
 
 caf::error device_slabs::grow(std::size_t size_bytes) {
-  constexpr auto most = std::size_t{1} << 46;
   const auto no_room = [&](const std::string& why) {
     return make_error({.code = errc::out_of_memory,
                        .detail = std::to_string(size_bytes) + " bytes asked for, but " + why,
                        .device = ordinal_});
   };
-  if (size_bytes > most)
+  if (size_bytes > device_bytes_)
     return no_room("the device has " + std::to_string(device_bytes_));
   const auto number = [this] {
     const std::lock_guard lock{mutex_};
@@ -153,16 +158,21 @@ caf::error device_slabs::give_back_unused() {
 }
 
 caf::error device_slabs::make(std::size_t slab_bytes) {
-  worker_reply made = make_error(errc::unavailable, "no address was tried");
+  worker_reply made =
+      make_error({.code = errc::out_of_memory,
+                  .detail = "no addresses are left for " + std::to_string(slab_bytes) + " bytes",
+                  .device = ordinal_});
   memory_slab what{ordinal_, nullptr, slab_bytes};
-  for (int tries = 0; !made && code_of(made.error()) == errc::unavailable && tries < most_tries;
-       ++tries) {
+  for (int tries = 0; tries < most_tries; ++tries) {
     what.address = shared_->addresses().take(slab_bytes, unit_);
     if (what.address == nullptr)
       break;
     made = worker_->request(control::make_slab, arguments_of(what));
-    if (!made)
-      shared_->addresses().give_back(what.address);
+    if (made)
+      break;
+    shared_->addresses().give_back(what.address);
+    if (!is_in_use(made.error()))
+      break;
   }
   if (!made)
     return made.error();

@@ -27,8 +27,8 @@ namespace troupe::detail {
 std::size_t next_slab_bytes(std::size_t needed, std::size_t slabs, std::size_t device_bytes,
                             std::size_t unit) noexcept;
 
-/// Memory is given back when no work uses it any more, so it needs no stream. A slab of which
-/// nothing is in use goes back to the device after a time.
+/// Gives out memory of one device from slabs. The caller frees memory only when no work uses it, so
+/// no stream is needed. A slab of which nothing is in use goes back to the device after a time.
 /// @thread the lane of the device, unless a function says otherwise
 class device_slabs {
 public:
@@ -45,7 +45,8 @@ public:
   /// Returns whether the worker can make slabs.
   bool are_possible() const noexcept { return unit_ != 0; }
 
-  /// @errors errc::out_of_memory: nothing changed; errc::worker_lost
+  /// @errors errc::out_of_memory: nothing changed; errc::unavailable: also without a descriptor;
+  ///         errc::worker_lost
   caf::expected<void*> allocate(std::size_t size_bytes);
   /// Returns false if the memory is not from here.
   bool deallocate(void* memory);

@@ -282,7 +282,9 @@ caf::error process_pool::set_up(running& x, std::chrono::nanoseconds limit) {
   const auto about = reader.get<worker_description>();
   const auto unit = about.slab_granularity;
   if (!reader.ok() || about.devices < 0 || about.devices > most_worker_devices ||
-      about.spin_ns < 0 || (unit != 0 && (!std::has_single_bit(unit) || unit > most_slab_unit)))
+      about.spin_ns < 0 ||
+      (unit != 0 &&
+       (!std::has_single_bit(unit) || unit > most_slab_unit || unit < slab_space::alignment)))
     return make_error(errc::internal, "a worker's description of its device is malformed");
   x.devices = about.devices;
   x.link->set_spin(std::chrono::nanoseconds{about.spin_ns});

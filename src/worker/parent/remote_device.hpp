@@ -58,14 +58,14 @@ public:
     return is_elsewhere();
   }
 
-  /// Devices of one host access each other's slabs.
+  /// Returns true if this device can read the slabs of `peer`.
   caf::expected<bool> can_access_peer(int peer) noexcept override;
   /// Does nothing: a slab is mapped when a copy first needs it.
   caf::error enable_peer(int peer) noexcept override { return check_near(peer); }
   caf::error admit_peer(int peer) noexcept override { return check_near(peer); }
   /// The target's worker reads: another one could go on writing for some time after its end.
-  /// @errors errc::not_supported: `target_device` is another one; the source is memory that a
-  ///         program has lent
+  /// @errors errc::not_supported: `target_device` is another one, or the source's device is not
+  ///         near; errc::stale_ref: the source is in no slab
   caf::error copy_peer(void* target, int target_device, const void* source, int source_device,
                        std::size_t size_bytes, stream_view stream) noexcept override;
 
@@ -90,7 +90,7 @@ public:
 private:
   caf::error fail(errc code, std::string detail) const;
   caf::error is_elsewhere() const;
-  /// Returns an error if a device is not of the same host.
+  /// Returns an error if the device has no slabs, or `peer` is on another host.
   caf::error check_near(int peer) const;
   template <class T> caf::expected<T> read(caf::expected<wire_reader> reply) const;
   /// Reads an address or a number, never 0.

@@ -51,6 +51,8 @@ void* slab_addresses::take(std::size_t size_bytes, std::size_t unit) {
   return reinterpret_cast<void*>(begin);
 }
 
+std::size_t slab_addresses::capacity() noexcept { return last_address - first_address; }
+
 void slab_addresses::give_back(void* address) noexcept {
   const std::lock_guard lock{mutex_};
   taken_.erase(reinterpret_cast<std::uintptr_t>(address));
@@ -78,13 +80,15 @@ bool open_count::wait_for_none(std::chrono::nanoseconds limit) noexcept {
 
 /// Does not wait for the workers, which may be lost.
 shared_slab::~shared_slab() {
+  const std::shared_ptr<void> until_unmapped{
+      what_.address, [to = addresses_](void* address) { to->give_back(address); }};
   for (auto& x : mapped_by_)
     if (const auto link = x.lock()) {
       unmappings_->begin();
-      link->request(control::drop_slab, bytes_of(arguments_of(what_)), std::nullopt,
-                    [unmappings = unmappings_](const worker_reply&) { unmappings->end(); });
+      link->request(
+          control::drop_slab, bytes_of(arguments_of(what_)), std::nullopt,
+          [unmappings = unmappings_, until_unmapped](const worker_reply&) { unmappings->end(); });
     }
-  addresses_->give_back(what_.address);
 }
 
 bool shared_slab::contains(const void* memory, std::size_t size_bytes) const noexcept {

@@ -32,6 +32,8 @@ public:
   /// Returns null if there are none.
   /// @shape size_bytes: a multiple of `unit`, which is a power of two
   void* take(std::size_t size_bytes, std::size_t unit);
+  /// Returns how many there are. @units bytes
+  static std::size_t capacity() noexcept;
   void give_back(void* address) noexcept;
 
 private:
@@ -55,8 +57,8 @@ private:
   std::size_t open_ = 0;
 };
 
-/// A slab that workers of other devices may have mapped. At its end they unmap it, when the work
-/// that is in their streams then is done. It has its addresses until then.
+/// A slab that workers of other devices may have mapped. Its destructor tells them to unmap it when
+/// the present work in their streams is done. Its addresses are free when all have replied.
 /// @thread any
 class shared_slab {
 public:

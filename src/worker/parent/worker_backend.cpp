@@ -316,7 +316,7 @@ worker_backend::build(const communicator_id&, int size,
   if (code_of(checks->first_error()) == errc::out_of_memory) {
     for (const auto& x : ranks)
       if (const auto memory = pool_->memory_of(x.device))
-        if (auto error = memory->give_back_unused())
+        if (auto error = memory->give_back_unused(); error && code_of(error) != errc::worker_lost)
           return error;
     checks = ask(control::check_build, links, arguments);
     checks->wait_for_success(left);

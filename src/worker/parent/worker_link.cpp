@@ -212,11 +212,14 @@ void worker_link::received(std::span<const std::byte> message,
       listener_(what);
     return;
   }
-  auto handler = reader.ok() ? take_handler(head) : nullptr;
-  if (reader.ok() && lost())
+  const auto handler = reader.ok() ? take_handler(head) : nullptr;
+  if (!handler) {
+    if (!reader.ok() || !lost())
+      give_up_nonsense("a message that answers no request");
     return;
-  if (!handler)
-    return give_up_nonsense("a message that answers no request");
+  }
+  if (lost()) // `lose` did not find the handler
+    return handler(loss());
   if (auto error = reader.get<caf::error>())
     return handler(heard(error));
   const auto body = reader.get_bytes();
