@@ -1,4 +1,4 @@
-/// What programs report before anybody subscribes.
+/// The reports of programs that come before the first subscriber.
 #pragma once
 
 #include <troupe/detail/caf_compat.hpp>

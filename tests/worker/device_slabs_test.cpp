@@ -49,7 +49,7 @@ constexpr auto forever = cuda_backend_options::forever;
 /// Answers requests for slabs as a worker with virtual devices does.
 class slab_worker final : public detail::control_sender {
 public:
-  /// What becomes of the requests of a worker. It outlives the worker's link.
+  /// Counts the requests of a worker. It outlives the worker's link.
   struct events {
     std::atomic<int> made{0};
     std::atomic<int> unmapped{0};

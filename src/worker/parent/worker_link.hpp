@@ -41,7 +41,7 @@ public:
   virtual std::int64_t pid() const noexcept { return 0; }
 };
 
-/// What a worker answers to a request.
+/// The answer of a worker to a request.
 struct worker_answer {
   std::vector<std::byte> bytes;
   std::shared_ptr<const file_descriptor> descriptor; ///< null: none came

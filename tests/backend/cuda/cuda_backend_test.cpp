@@ -645,7 +645,7 @@ TEST_F(CudaBackend, FindsItsDeviceAgainAfterAUserChangedIt) {
   }).join();
 }
 
-/// What is current on the calling thread.
+/// The current context and device of the calling thread.
 struct current_state {
   CUcontext context = nullptr;
   int device = -1;
