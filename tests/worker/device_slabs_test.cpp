@@ -193,7 +193,7 @@ TEST_F(DeviceSlabs, FindOtherAddressesWhereTheirsAreInUse) {
 }
 
 TEST_F(DeviceSlabs, GoBackSomeTimeAfterTheyAreEmpty) {
-  device_slabs slabs{0, shared_, 30ms};
+  device_slabs slabs{0, shared_, 500ms};
   begin(slabs);
   EXPECT_TRUE(slabs.deallocate(must(slabs.allocate(mib))));
   void* const first = must(slabs.allocate(mib));        // so its slab is not empty any more
@@ -202,7 +202,7 @@ TEST_F(DeviceSlabs, GoBackSomeTimeAfterTheyAreEmpty) {
   const auto freed = std::chrono::steady_clock::now();
   EXPECT_TRUE(slabs.deallocate(second));
   EXPECT_TRUE(eventually([&] { return events_.unmapped == 1; }));
-  EXPECT_GE(std::chrono::steady_clock::now() - freed, 30ms);
+  EXPECT_GE(std::chrono::steady_clock::now() - freed, 500ms);
   std::memset(first, 1, mib); // its slab is in use
   EXPECT_TRUE(slabs.deallocate(first));
   EXPECT_TRUE(eventually([&] { return events_.unmapped == 2; }));
@@ -211,7 +211,7 @@ TEST_F(DeviceSlabs, GoBackSomeTimeAfterTheyAreEmpty) {
 }
 
 TEST_F(DeviceSlabs, StayWhileTheyAreNeededAgainAndAgain) {
-  device_slabs slabs{0, shared_, 500ms};
+  device_slabs slabs{0, shared_, 5s};
   begin(slabs);
   for (int i = 0; i < 1000; ++i)
     EXPECT_TRUE(slabs.deallocate(must(slabs.allocate(100 * mib))));
