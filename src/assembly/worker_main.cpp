@@ -153,10 +153,8 @@ private:
   }
 
   caf::error send(std::span<const std::byte> message, std::optional<int> descriptor = {}) {
-    const auto descriptors =
-        descriptor ? std::span<const int>{&*descriptor, 1} : std::span<const int>{};
     std::lock_guard lock{sending_};
-    auto error = parent_.socket().send(message, descriptors);
+    auto error = parent_.socket().send(message, descriptors_of(descriptor));
     if (error && !ending_)
       log(log_level::warning, "a reply did not reach the parent", error);
     return error;

@@ -78,7 +78,7 @@ public:
     auto& here = (*scratch)[0];
     auto& there = (*scratch)[1];
     auto pattern = random_pattern(size, x.from * topology_.size() + x.to);
-    const bool writes = !topology_.only_pulls(x);
+    const bool writes = topology_.first_choice(x) == x;
     for (auto& content : {pattern, complement(pattern)}) {
       if (auto found =
               writes ? copy_and_compare(x.from, here, x.to, there, x.from, content) : verdict{};
@@ -106,12 +106,13 @@ public:
     auto out = allocate(x, size, 2);
     if (!out)
       return {{}, out.error()};
-    const bool pulls = topology_.only_pulls(x);
-    const auto by = pulls ? x.to : x.from;
-    const auto by_back = pulls ? x.from : x.to;
-    auto copy = [&](std::size_t times) { return start_copy((*out)[1], (*out)[0], by, times); };
+    const auto used = topology_.first_choice(x);
+    const auto used_back = topology_.first_choice({x.to, x.from});
+    auto copy = [&](std::size_t times) {
+      return start_copy((*out)[1], (*out)[0], used.from, times);
+    };
     auto copy_back = [&](std::size_t times) {
-      return start_copy((*out)[2], (*out)[3], by_back, times);
+      return start_copy((*out)[2], (*out)[3], used_back.from, times);
     };
     auto warm_up = copy(1);
     if (auto why = wait(warm_up))
@@ -124,7 +125,7 @@ public:
     if (auto why = wait(many))
       return verdict_of(why);
     figures.bandwidth = gigabytes_per_second(times * size, many->done_at() - many->issued_at());
-    if (topology_.is_enabled(pulls ? x : link_ends{x.to, x.from})) {
+    if (topology_.is_enabled(used_back)) {
       auto back_first = copy_back(1);
       if (auto why = wait(back_first))
         return {{}, why}; // the link back has a measurement of its own
@@ -140,7 +141,7 @@ public:
           2 * times * size, std::max(many->done_at(), back->done_at()) -
                                 std::min(many->issued_at(), back->issued_at()));
     }
-    return measure_latency(by, (*out)[1], (*out)[0], figures);
+    return measure_latency(used.from, (*out)[1], (*out)[0], figures);
   }
 
 private:
@@ -332,7 +333,7 @@ caf::error measure_all(topology_core& topology, const topology_core::answer& req
   return test_each(topology, request, links, [&](auto& tester, auto& x) -> caf::error {
     if (auto why = topology.why_not_ready(x))
       return why;
-    const auto used = topology.only_pulls(x) ? link_ends{x.to, x.from} : x;
+    const auto used = topology.first_choice(x);
     if (!topology.is_enabled(used))
       return {};
     topology_core::figures figures;

@@ -91,8 +91,8 @@ static_assert(packed(copy_route::pending, {}) == 0);
 
 /// A process that has ended may still write for some milliseconds. So it must not write to memory
 /// of other devices, which remain in use.
-bool topology_core::only_pulls(const link_ends& x) const noexcept {
-  return lane_at(x.from).is_remote();
+link_ends topology_core::first_choice(const link_ends& x) const noexcept {
+  return link_of(x, lane_at(x.from).is_remote() ? copy_route::pull : copy_route::push);
 }
 
 /// Under mutex_. Computes all routes anew.
@@ -105,7 +105,7 @@ void topology_core::note_routes() noexcept {
       auto route = copy_route::pending;
       caf::error reason;
       if (is_connected(from) && is_connected(to)) {
-        auto access = only_pulls(x) ? peer_access::none : access_of(x, reason);
+        auto access = first_choice(x) == x ? access_of(x, reason) : peer_access::none;
         // A link that failed is not trusted in the other direction, either.
         auto back = access == peer_access::none ? access_of({to, from}, reason) : peer_access::none;
         if (access == peer_access::enabled)

@@ -77,8 +77,9 @@ public:
   /// Returns the route between these buffers; pending within one device.
   copy_route route_of(const link_ends& ends, const any_gpu_ref& target,
                       const any_gpu_ref& source) const noexcept;
-  /// Returns whether copies from `x.from` to `x.to` are made by the device `x.to` alone.
-  bool only_pulls(const link_ends& x) const noexcept;
+  /// Returns the link that copies from `x.from` to `x.to` use if nothing is wrong with it: of the
+  /// source's device, or of the target's if devices only read from each other.
+  link_ends first_choice(const link_ends& x) const noexcept;
   /// Returns why requests are refused; none: they are not.
   caf::error why_closed() const;
   /// Returns why a link cannot be used as before.

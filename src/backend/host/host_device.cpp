@@ -75,9 +75,13 @@ caf::expected<device_properties> host_device::properties() noexcept {
   return result;
 }
 
+std::size_t host_device::free_bytes() const {
+  const auto total = machine_->bytes_per_device;
+  return total - std::min(total, used_bytes_ + machine_->slabs.bytes_on(ordinal_));
+}
+
 caf::expected<memory_info> host_device::memory() noexcept {
-  const auto total_bytes = machine_->bytes_per_device;
-  return memory_info{total_bytes - std::min(total_bytes, used_bytes()), total_bytes};
+  return memory_info{free_bytes(), machine_->bytes_per_device};
 }
 
 caf::error host_device::open_memory() noexcept {
@@ -101,13 +105,13 @@ caf::expected<void*> host_device::allocate(std::size_t size_bytes, stream_view s
     return fail(errc::invalid_argument,
                 "the stream or the size is missing, or the memory is not open");
   const auto total_bytes = machine_->bytes_per_device;
-  const auto free_bytes = total_bytes - std::min(total_bytes, used_bytes());
+  const auto left_bytes = free_bytes();
   const auto no_room = [&](const std::string& why) {
     return fail(errc::out_of_memory, std::to_string(size_bytes) + " bytes asked for, " +
-                                         std::to_string(free_bytes) + " of " +
+                                         std::to_string(left_bytes) + " of " +
                                          std::to_string(total_bytes) + " free" + why);
   };
-  if (size_bytes > free_bytes)
+  if (size_bytes > left_bytes)
     return no_room({});
   auto* memory = poisoned_memory(size_bytes);
   if (!memory)

@@ -96,7 +96,7 @@ public:
   void set_completion_signal(std::function<void()> signal) noexcept override;
 
 private:
-  std::size_t used_bytes() const { return used_bytes_ + machine_->slabs.bytes_on(ordinal_); }
+  std::size_t free_bytes() const;
   caf::error fail(errc code, std::string detail) const;
   caf::error check_peer(int peer) const;
   caf::error check_access(int from, int to) const;

@@ -189,8 +189,8 @@ caf::error device_slabs::make(std::size_t slab_bytes) {
   const auto number = space_.add(slab_bytes);
   if (!number)
     return make_error(errc::internal, "there are too many slabs");
-  shared_->add(what, made->descriptor);
-  slabs_.emplace(*number, slab{what, std::move(made->descriptor), {}});
+  shared_->add(what, std::move(made->descriptor));
+  slabs_.emplace(*number, slab{what, {}});
   return {};
 }
 
@@ -228,10 +228,10 @@ device_slabs::removed device_slabs::take_empty(clock::time_point when) {
 caf::error device_slabs::unmap(const removed& what) const {
   caf::error first;
   for (const auto& x : what.slabs) {
-    shared_->remove(x.what);
     if (auto done = what.worker->request(control::unmap_slab, arguments_of(x.what));
         !done && !first)
       first = done.error();
+    shared_->remove(x.what); // closes the descriptor
   }
   return first;
 }

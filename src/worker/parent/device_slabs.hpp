@@ -2,7 +2,6 @@
 /// and keeps.
 #pragma once
 
-#include "foundation/file_descriptor.hpp"
 #include "worker/parent/shared_slabs.hpp"
 #include "worker/parent/slab_space.hpp"
 #include "worker/parent/worker_link.hpp"
@@ -64,8 +63,7 @@ private:
   using clock = std::chrono::steady_clock;
 
   struct slab {
-    memory_slab what;
-    std::shared_ptr<const file_descriptor> descriptor;
+    memory_slab what; ///< `shared_` has its descriptor
     std::optional<clock::time_point> empty_since;
   };
 

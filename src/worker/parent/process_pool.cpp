@@ -125,11 +125,9 @@ public:
       sending_ = true;
     }
     auto& socket = to_.socket();
-    const auto descriptors =
-        descriptor ? std::span<const int>{&*descriptor, 1} : std::span<const int>{};
     caf::error error;
     do
-      error = socket.send(message, descriptors, limit.next());
+      error = socket.send(message, descriptors_of(descriptor), limit.next());
     while (code_of(error) == errc::deadline_exceeded && !limit.over());
     if (error && socket.is_at_end())
       error = make_error(errc::worker_lost, "its worker has ended");

@@ -4,8 +4,7 @@
 #include "worker/parent/worker_link.hpp"
 #include "worker/protocol/shared_memory.hpp"
 
-#include <algorithm>
-#include <string>
+#include <optional>
 #include <utility>
 
 #include <unistd.h>
@@ -51,9 +50,7 @@ caf::error shared_segments::remove(const void* memory) {
     gone = std::move(i->second);
     all_.erase(i);
   }
-  for (auto& x : gone.mapped_by)
-    if (auto link = x.lock())
-      unmap(gone.number, *link);
+  gone.mapped_by.for_each([&](worker_link& in) { unmap(gone.number, in); });
   return {};
 }
 
@@ -74,8 +71,7 @@ caf::expected<shared_place> shared_segments::place_of(const void* memory, std::s
     if (offset > bytes.size() || size_bytes > bytes.size() - offset)
       return make_error(errc::invalid_argument, "the host memory is not visible to workers");
     result = {x.number, offset};
-    if (std::any_of(x.mapped_by.begin(), x.mapped_by.end(),
-                    [&](auto& y) { return y.lock().get() == &in; }))
+    if (x.mapped_by.contains(in))
       return result;
     what = {x.number, bytes.size()};
     from = x;
@@ -88,8 +84,7 @@ caf::expected<shared_place> shared_segments::place_of(const void* memory, std::s
     std::lock_guard lock{mutex_};
     if (auto i = all_.find(from.bytes.data());
         i != all_.end() && i->second.number == what.segment) {
-      std::erase_if(i->second.mapped_by, [](auto& y) { return y.expired(); });
-      i->second.mapped_by.push_back(in.weak_from_this());
+      i->second.mapped_by.add(in.weak_from_this());
       return result;
     }
   }

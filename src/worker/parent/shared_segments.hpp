@@ -2,6 +2,7 @@
 /// events are done.
 #pragma once
 
+#include "worker/parent/worker_set.hpp"
 #include "worker/protocol/protocol.hpp"
 
 #include <cstddef>
@@ -9,12 +10,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
-#include <vector>
+#include <span>
 
 namespace troupe::detail {
-
-class worker_link;
 
 /// @thread any
 class shared_segments {
@@ -38,7 +36,7 @@ private:
     std::span<std::byte> bytes;
     int descriptor = -1;
     std::shared_ptr<const void> keep;
-    std::vector<std::weak_ptr<worker_link>> mapped_by;
+    worker_set mapped_by;
   };
 
   std::mutex mutex_;

@@ -82,13 +82,12 @@ bool open_count::wait_for_none(std::chrono::nanoseconds limit) noexcept {
 shared_slab::~shared_slab() {
   const std::shared_ptr<void> until_unmapped{
       what_.address, [to = addresses_](void* address) { to->give_back(address); }};
-  for (auto& x : mapped_by_)
-    if (const auto link = x.lock()) {
-      unmappings_->begin();
-      link->request(
-          control::drop_slab, bytes_of(arguments_of(what_)), std::nullopt,
-          [unmappings = unmappings_, until_unmapped](const worker_reply&) { unmappings->end(); });
-    }
+  mapped_by_.for_each([&](worker_link& in) {
+    unmappings_->begin();
+    in.request(
+        control::drop_slab, bytes_of(arguments_of(what_)), std::nullopt,
+        [unmappings = unmappings_, until_unmapped](const worker_reply&) { unmappings->end(); });
+  });
 }
 
 bool shared_slab::contains(const void* memory, std::size_t size_bytes) const noexcept {
@@ -100,14 +99,13 @@ bool shared_slab::contains(const void* memory, std::size_t size_bytes) const noe
 caf::error shared_slab::map(worker_link& in) {
   {
     const std::lock_guard lock{mutex_};
-    if (std::ranges::any_of(mapped_by_, [&](auto& x) { return x.lock().get() == &in; }))
+    if (mapped_by_.contains(in))
       return {};
   }
   if (auto done = in.request(control::map_slab, arguments_of(what_), descriptor_->get()); !done)
     return done.error();
   const std::lock_guard lock{mutex_};
-  std::erase_if(mapped_by_, [](auto& x) { return x.expired(); });
-  mapped_by_.push_back(in.weak_from_this());
+  mapped_by_.add(in.weak_from_this());
   return {};
 }
 

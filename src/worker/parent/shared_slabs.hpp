@@ -2,6 +2,7 @@
 #pragma once
 
 #include "foundation/file_descriptor.hpp"
+#include "worker/parent/worker_set.hpp"
 #include "worker/protocol/protocol.hpp"
 #include <troupe/backend.hpp>
 
@@ -13,11 +14,8 @@
 #include <memory>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 namespace troupe::detail {
-
-class worker_link;
 
 /// @units `memory_slab::ordinal`: as the workers count devices
 inline slab_args arguments_of(const memory_slab& x) noexcept {
@@ -71,7 +69,6 @@ public:
   shared_slab(const shared_slab&) = delete;
   shared_slab& operator=(const shared_slab&) = delete;
 
-  const memory_slab& what() const noexcept { return what_; }
   bool contains(const void* memory, std::size_t size_bytes) const noexcept;
   /// Maps it in a worker that has not mapped it yet. Blocks.
   caf::error map(worker_link& in);
@@ -82,7 +79,7 @@ private:
   const std::shared_ptr<slab_addresses> addresses_;
   const std::shared_ptr<open_count> unmappings_;
   std::mutex mutex_;
-  std::vector<std::weak_ptr<worker_link>> mapped_by_;
+  worker_set mapped_by_;
 };
 
 /// The slabs of all devices of this host. A worker maps a slab of another device when it first

@@ -311,15 +311,18 @@ worker_backend::build(const communicator_id&, int size,
     what.device = pool_->place_of(ranks[i].device).device;
     return what;
   };
-  auto checks = ask(control::check_build, links, arguments);
-  checks->wait_for_success(left);
+  const auto check_all = [&] {
+    auto result = ask(control::check_build, links, arguments);
+    result->wait_for_success(left);
+    return result;
+  };
+  auto checks = check_all();
   if (code_of(checks->first_error()) == errc::out_of_memory) {
     for (const auto& x : ranks)
       if (const auto memory = pool_->memory_of(x.device))
         if (auto error = memory->give_back_unused(); error && code_of(error) != errc::worker_lost)
           return error;
-    checks = ask(control::check_build, links, arguments);
-    checks->wait_for_success(left);
+    checks = check_all();
   }
   if (auto why = checks->first_error())
     return why;

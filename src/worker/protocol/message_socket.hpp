@@ -30,6 +30,11 @@ struct received {
   std::size_t refused = 0; ///< extra descriptors beyond the number asked for; they were closed
 };
 
+/// Returns the descriptors of a message that has one or none. The result refers to `x`.
+inline std::span<const int> descriptors_of(const std::optional<int>& x) noexcept {
+  return x ? std::span<const int>{&*x, 1} : std::span<const int>{};
+}
+
 /// One end of a connection that preserves message boundaries.
 /// @thread one receives, one sends and any interrupts, at the same time
 class message_socket {
