@@ -117,9 +117,9 @@ bool rank_matching::handed_in(std::size_t rank, rank_set absent) noexcept {
 
 room_maker rank_matching::maker_of(std::size_t rank) const noexcept {
   auto caller = call_sides_[rank].caller.load(std::memory_order_relaxed);
-  return caller == std::thread::id{}            ? room_maker::unknown
-         : caller == std::this_thread::get_id() ? room_maker::caller
-                                                : room_maker::others;
+  return caller == 0                 ? room_maker::unknown
+         : caller == thread_number() ? room_maker::caller
+                                     : room_maker::others;
 }
 
 void rank_matching::refused(std::size_t rank) noexcept { calls_[rank].fetch_sub(1); }

@@ -4,6 +4,7 @@
 #include "collective/rank_call.hpp"
 #include "foundation/object_pool.hpp"
 #include "foundation/rank_set.hpp"
+#include "foundation/thread_number.hpp"
 #include "operation/admission_lock.hpp"
 #include "operation/room.hpp"
 #include <troupe/collective_kind.hpp>
@@ -16,7 +17,6 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -134,7 +134,7 @@ public:
   /// Notes that this thread makes the calls of `rank`, as far as is known.
   void note_caller(std::size_t rank) noexcept {
     auto& caller = call_sides_[rank].caller;
-    if (auto self = std::this_thread::get_id(); caller.load(std::memory_order_relaxed) != self)
+    if (auto self = thread_number(); caller.load(std::memory_order_relaxed) != self)
       caller.store(self, std::memory_order_relaxed);
   }
   /// Returns which threads make the calls of `rank`, seen from this thread.
@@ -177,8 +177,8 @@ private:
   call_queue collectives_;
   static constexpr std::size_t most_credit = 64;
 
-  struct alignas(64) call_side {           // used by one thread, most of the time
-    std::atomic<std::thread::id> caller{}; // of the last call
+  struct alignas(64) call_side {          // used by one thread, most of the time
+    std::atomic<std::uint64_t> caller{0}; // of the last call: its `thread_number`; 0: none
     std::atomic<int> credit{0};
   };
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <initializer_list>
+#include <thread>
 
 namespace troupe::testing {
 namespace {
@@ -73,6 +74,24 @@ TEST(RankMatching, WhoIsBackHasMadeAsManyAsWerePlaced) {
     EXPECT_FALSE(hands_in(x, 2));
     EXPECT_TRUE(hands_in(x, 1));
   }
+}
+
+TEST(RankMatching, ANewThreadIsNotTheOneThatEnded) {
+  rank_matching x{ranks};
+  std::thread::id ended;
+  std::thread([&] {
+    x.note_caller(0);
+    EXPECT_EQ(x.maker_of(0), room_maker::caller);
+    ended = std::this_thread::get_id();
+  }).join();
+  bool again = false; // a thread has had the same id
+  for (int i = 0; i < 1000 && !again; ++i)
+    std::thread([&] {
+      again = std::this_thread::get_id() == ended;
+      EXPECT_EQ(x.maker_of(0), room_maker::others);
+    }).join();
+  EXPECT_TRUE(again);
+  EXPECT_EQ(x.maker_of(1), room_maker::unknown);
 }
 
 /// Takes the next call of each of `callers`.
