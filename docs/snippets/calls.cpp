@@ -215,6 +215,7 @@ void of_a_device(const troupe::device& device, const troupe::topology& topology)
   device.upload(ref, std::move(data));
   device.accept(ref);
   check(device.ordinal() == 0, "the ordinal");
+  check(device.incarnation() == 1, "the incarnation");
   check(must(device.stats().wait()).device == 0, "the statistics");
   CUstream_st* const stream = nullptr;
   const auto mode = troupe::access_mode::read;

@@ -254,6 +254,25 @@ public:
   }
   /// Returns why the remote device is lost; none while it is there.
   [[nodiscard]] virtual caf::error loss() const noexcept { return {}; }
+  /// Returns whether memory may be kept when the device is lost because of `loss` (`take_over`).
+  /// @thread any
+  [[nodiscard]] virtual bool may_keep_memory(const caf::error& loss) const noexcept {
+    static_cast<void>(loss);
+    return false;
+  }
+  /// Called while the device is lost. The result returns true when the work that had begun on the
+  /// lost device is over. Until then it may read and write the memory of that device.
+  /// @thread of the result: any
+  [[nodiscard]] virtual std::function<bool()> lost_work() const noexcept {
+    return [] { return true; };
+  }
+  /// Keeps the memory that the device had before it was lost, at the same addresses. Called after
+  /// `bind` has opened the device again, before `open_memory`. Without it, or if it fails,
+  /// `open_memory` drops that memory.
+  /// @errors errc::not_supported: it cannot be kept, or is not trusted; errc::worker_lost
+  [[nodiscard]] virtual caf::error take_over() noexcept {
+    return make_error(errc::not_supported, "the device does not keep its memory");
+  }
 
   /// Returns true if streams and events are CUDA's: then a `stream_view` is a `cudaStream_t`.
   /// @thread any

@@ -283,7 +283,11 @@ public:
                                     std::chrono::nanoseconds deadline = std::chrono::seconds{60});
 
   int ordinal() const noexcept;
+  /// Counts the lives of its memory, from 1: memory of an earlier generation is gone.
   std::uint64_t generation() const noexcept;
+  /// Counts how often the device became ready, from 1. Grows with each generation, and also when
+  /// its worker process was lost and its memory was kept.
+  std::uint64_t incarnation() const noexcept;
   device_phase phase() const noexcept;
 
   /// Returns the device's actor, for messages; blocks. The actor lives as long as a `device`, a

@@ -14,7 +14,7 @@ namespace troupe {
 enum class device_phase : std::uint8_t {
   opening, ///< not ready yet; requests wait
   ready,
-  resetting, ///< its memory is gone; requests wait for the next generation
+  resetting, ///< its memory or its process is gone; requests wait until it is ready again
   failed,    ///< it could not be opened, or CUDA is unusable in this process
   shut_down, ///< on request
 };
@@ -23,12 +23,13 @@ std::string_view to_string(device_phase x) noexcept;
 TROUPE_INSPECT_ENUM(device_phase)
 
 /// A change of a device's state, sent to its watchers.
-/// @invariant generations grow; a watcher sees each change once, in order
+/// @invariant generations and incarnations grow; a watcher sees each change once, in order
 struct device_changed {
   std::int32_t device = -1;
   device_phase phase = device_phase::opening;
-  std::uint64_t generation = 0;
-  caf::error reason = {}; ///< the cause, if the device failed or the change was requested
+  std::uint64_t generation = 0;  ///< of its memory
+  caf::error reason = {};        ///< the cause, if the device failed or the change was requested
+  std::uint64_t incarnation = 0; ///< as `device::incarnation`
 };
 
 template <class Inspector>
@@ -36,7 +37,7 @@ detail::inspect_result<Inspector> inspect(Inspector& f, device_changed& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::device_changed", field("device", x.device),
                         field("phase", x.phase), field("generation", x.generation),
-                        field("reason", x.reason));
+                        field("reason", x.reason), field("incarnation", x.incarnation));
 }
 
 /// The state of a device at the time of the request.
@@ -54,6 +55,7 @@ struct device_stats {
   std::uint64_t queued = 0;    ///< operations that wait to be issued
   /// The process in which the device is driven, if it is a worker of this host; else 0.
   std::int64_t worker_pid = 0;
+  std::uint64_t incarnation = 0; ///< as `device::incarnation`
 };
 
 template <class Inspector>
@@ -64,8 +66,8 @@ detail::inspect_result<Inspector> inspect(Inspector& f, device_stats& x) {
       field("generation", x.generation), field("name", x.name), field("pci_id", x.pci_id),
       field("capability_major", x.capability_major), field("capability_minor", x.capability_minor),
       field("free_bytes", x.free_bytes), field("total_bytes", x.total_bytes),
-      field("in_flight", x.in_flight), field("queued", x.queued),
-      field("worker_pid", x.worker_pid));
+      field("in_flight", x.in_flight), field("queued", x.queued), field("worker_pid", x.worker_pid),
+      field("incarnation", x.incarnation));
 }
 
 } // namespace troupe

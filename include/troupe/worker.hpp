@@ -10,6 +10,7 @@
 #include <optional>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace troupe {
@@ -19,6 +20,15 @@ enum class placement : std::uint8_t {
   in_process,
   worker_process, ///< each device in a supervised child process
 };
+
+/// After which end of a worker its device memory is kept for the device's next worker.
+enum class kept_memory : std::uint8_t {
+  none,        ///< the memory of a device is gone with its worker
+  after_end,   ///< it is kept, unless a fault of the device ended the worker
+  after_fault, ///< also after a fault, whose kernel may have written to any of it
+};
+
+std::string_view to_string(kept_memory x) noexcept;
 
 /// How worker processes are started and watched.
 struct worker_settings {
@@ -44,6 +54,11 @@ struct worker_settings {
   /// fails, and workers whose ranks are not built are killed. Ranks that wait for a lost rank are
   /// told earlier and give up. Only this limit ends the wait of NCCL for a rank that never arrives.
   std::chrono::nanoseconds build_limit = std::chrono::seconds{60};
+  /// Memory that is kept has the same address and the same generation, and handles to it stay
+  /// valid. What operations of the lost worker could be writing is `indeterminate`; it is busy
+  /// until that worker's work is over. Memory is never kept after an error of the memory or of a
+  /// link, on other hosts, and where the backend has no slabs (`backend::slab_granularity`).
+  kept_memory keep_memory = kept_memory::after_end;
 };
 
 /// The certificate of one end of a connection between hosts, and the authority that it trusts:

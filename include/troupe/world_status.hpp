@@ -29,6 +29,7 @@ struct world_member {
   std::int32_t rank = -1;
   std::int32_t device = -1; ///< ordinal
   std::uint64_t generation = 0;
+  std::uint64_t incarnation = 0; ///< as `device::incarnation`
 
   friend bool operator==(const world_member&, const world_member&) = default;
 };
@@ -37,7 +38,8 @@ template <class Inspector>
 detail::inspect_result<Inspector> inspect(Inspector& f, world_member& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::world_member", field("rank", x.rank),
-                        field("device", x.device), field("generation", x.generation));
+                        field("device", x.device), field("generation", x.generation),
+                        field("incarnation", x.incarnation));
 }
 
 /// The state of a world at one moment. Subscribers get the present one first, then each change.

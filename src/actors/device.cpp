@@ -116,6 +116,10 @@ std::uint64_t device::generation() const noexcept {
   return core().why_none() ? 0 : core().state().generation();
 }
 
+std::uint64_t device::incarnation() const noexcept {
+  return core().why_none() ? 0 : core().state().incarnation();
+}
+
 device_phase device::phase() const noexcept {
   return core().why_none() ? device_phase::failed : core().state().phase();
 }

@@ -184,7 +184,7 @@ private:
     case device_phase::resetting:
       // If this is the first report of the device, the world has built nothing with it. The same
       // report again is an attempt to come back.
-      if (before.device >= 0 && (before.phase != x.phase || before.generation != x.generation))
+      if (before.device >= 0 && (before.phase != x.phase || before.incarnation != x.incarnation))
         on_reset(x);
       break;
     case device_phase::opening:
@@ -215,14 +215,14 @@ private:
   /// Returns whether the world goes on without the device.
   bool is_absent(int device) const { return core_->absent().contains(core_->rank_of(device)); }
 
-  /// Returns whether all devices are ready in their reported generation. Reports come late: by then
-  /// the device may be lost, and back. A spare for its next generation is used when that is
+  /// Returns whether all devices are ready in their reported incarnation. Reports come late: by
+  /// then the device may be lost, and back. A spare for its next incarnation is used when that is
   /// reported.
   bool devices_ready() const {
     return std::all_of(core_->lanes().begin(), core_->lanes().end(), [this](const auto& x) {
       auto i = phases_.find(x->state().ordinal());
       return (i != phases_.end() && i->second.phase == device_phase::ready &&
-              x->state().live_generation() == i->second.generation) ||
+              x->state().live_incarnation() == i->second.incarnation) ||
              is_absent(x->state().ordinal());
     });
   }
@@ -482,13 +482,13 @@ private:
     return static_cast<int>(restarts_.size()) < core_->limits().restarts;
   }
 
-  /// Returns the lost device and its generation, since several reports may name one loss; none if
+  /// Returns the lost device and its incarnation, since several reports may name one loss; none if
   /// `why` is not a loss.
   std::optional<std::pair<int, std::uint64_t>> lost_life(const caf::error& why) const {
     const auto i = phases_.find(failure_of(why).value_or(failure{}).device);
     if (code_of(why) != errc::worker_lost || i == phases_.end())
       return {};
-    return std::pair{i->first, i->second.generation}; // reported before the next generation
+    return std::pair{i->first, i->second.incarnation}; // reported before the next incarnation
   }
 
   caf::error too_many_restarts(const caf::error& why) const {
@@ -553,7 +553,7 @@ private:
   std::vector<caf::typed_response_promise<world_status>> waiting_; // for the end of the build
   device_watches devices_;
   std::map<int, device_changed> phases_;
-  std::map<int, std::uint64_t> counted_losses_; // the last lost generation, by device
+  std::map<int, std::uint64_t> counted_losses_; // the last lost incarnation, by device
   std::deque<clock::time_point> restarts_;
   std::optional<std::uint64_t> building_; // the epoch that is being built
   bool preparing_ = false;

@@ -72,8 +72,8 @@ private:
     auto index = indices_.find(x.device);
     if (index == indices_.end())
       return;
-    if (auto& last = connected_[x.device]; x.phase == device_phase::ready && x.generation > last) {
-      last = x.generation;
+    if (auto& last = connected_[x.device]; x.phase == device_phase::ready && x.incarnation > last) {
+      last = x.incarnation;
       core_->connect(index->second);
     }
     core_->note_change();
@@ -97,7 +97,7 @@ private:
   subscriber_list subscribers_;
   std::map<int, std::size_t> indices_; // by ordinal
   device_watches devices_;
-  std::map<int, std::uint64_t> connected_; // generations, by ordinal
+  std::map<int, std::uint64_t> connected_; // incarnations, by ordinal
   p2p_graph last_told_;
 };
 

@@ -21,14 +21,14 @@ struct program_note {
     message,    ///< `bytes`, to the program's actor
     report,     ///< `bytes`, from the program's actor
     ended,      ///< the program's actor ended because of `why`
-    ready,      ///< from the process, of `generation`: the program began, or has the last message
+    ready,      ///< from the process, of `incarnation`: the program began, or has the last message
   };
 
   kind what{};
   std::uint64_t world = 0;
   std::int32_t rank = -1;
   std::int32_t ranks = 0;
-  std::uint64_t generation = 0;
+  std::uint64_t incarnation = 0;
   world_status view;
   std::string program;
   std::vector<std::uint8_t> bytes; ///< see `check_program_bytes`

@@ -163,7 +163,7 @@ caf::error rank_programs::ended_in(const world_core& core, const std::vector<std
   for (auto i : ranks) {
     const auto x = ended_.find(i);
     const auto& device = core.lanes()[i]->state();
-    if (x == ended_.end() || x->second.generation != device.live_generation())
+    if (x == ended_.end() || x->second.incarnation != device.live_incarnation())
       continue; // the device's next process begins it anew
     const auto& why = x->second.why;
     return make_error(errc::unavailable,
@@ -177,7 +177,7 @@ void rank_programs::on_program_end(const world_core& core, std::size_t rank,
                                    const caf::error& why) {
   {
     std::lock_guard lock{mutex_};
-    ended_[rank] = {core.lanes()[rank]->state().generation(), why};
+    ended_[rank] = {core.lanes()[rank]->state().incarnation(), why};
   }
   if (why)
     log(log_level::warning,
@@ -193,7 +193,7 @@ void rank_programs::pass_on(const world_core& core, std::size_t rank) {
   if (std::exchange(x.passes_on, true))
     return;
   const auto& device = core.lanes()[rank]->state();
-  while (!x.notes.empty() && x.ready_in != 0 && x.ready_in == device.live_generation()) {
+  while (!x.notes.empty() && x.ready_in != 0 && x.ready_in == device.live_incarnation()) {
     x.ready_in = 0;
     const auto note = std::move(x.notes.front());
     x.notes.pop_front();
@@ -215,11 +215,11 @@ void rank_programs::stop() {
 }
 
 void rank_programs::on_ready(const std::shared_ptr<world_core>& core, std::size_t rank,
-                             std::uint64_t generation) {
+                             std::uint64_t incarnation) {
   {
     std::lock_guard lock{mutex_};
     auto& x = outboxes_[rank];
-    x.ready_in = std::max(x.ready_in, generation);
+    x.ready_in = std::max(x.ready_in, incarnation);
     if (x.notes.empty())
       return;
   }
@@ -240,7 +240,7 @@ caf::error rank_programs::told(int device, program_note note) {
   if (note.rank < 0 || static_cast<std::size_t>(note.rank) >= core->size())
     return nonsense("a note names a rank that does not exist");
   const auto& of = core->lanes()[static_cast<std::size_t>(note.rank)]->state();
-  if (of.ordinal() != device || note.generation > of.generation())
+  if (of.ordinal() != device || note.incarnation > of.incarnation())
     return nonsense("it sent a note for another rank");
   switch (note.what) {
   case program_note::kind::fail_epoch:
@@ -256,7 +256,7 @@ caf::error rank_programs::told(int device, program_note note) {
       detail::anon_send(world, program_ended{note.rank, std::move(note.why)});
     break;
   case program_note::kind::ready:
-    on_ready(core, static_cast<std::size_t>(note.rank), note.generation);
+    on_ready(core, static_cast<std::size_t>(note.rank), note.incarnation);
     break;
   default:
     return nonsense("it sent a note that only the parent sends");

@@ -68,18 +68,18 @@ private:
   caf::error ended_in(const world_core& core, const std::vector<std::size_t>& ranks);
   void on_program_end(const world_core& core, std::size_t rank, const caf::error& why);
   void on_ready(const std::shared_ptr<world_core>& core, std::size_t rank,
-                std::uint64_t generation);
+                std::uint64_t incarnation);
 
   /// Messages for a rank's program. Only one at a time is on its way. So a program that is slow to
   /// begin, or a slow network, delays nothing else in the process.
   struct outbox {
     std::deque<std::vector<std::byte>> notes;
-    std::uint64_t ready_in = 0; ///< generation of the device whose process can take a message
+    std::uint64_t ready_in = 0; ///< incarnation of the device whose process can take a message
     bool passes_on = false;     ///< a thread is in `pass_on`
   };
 
   struct program_end {
-    std::uint64_t generation = 0; ///< of the device whose process ran the program
+    std::uint64_t incarnation = 0; ///< of the device whose process ran the program
     caf::error why;
   };
 

@@ -32,7 +32,8 @@ bool order_use(locked lock, const std::shared_ptr<operation>& op, dependencies& 
   auto& a = accesses[i];
   bool overlap = a.begin < u.end && u.begin < a.end;
   bool covered = u.begin <= a.begin && a.end <= u.end;
-  bool same_stream = by->on_lanes() && a.at->shares_stream(p);
+  const bool lost = is_lost(lock, *a.at);
+  bool same_stream = by->on_lanes() && !lost && a.at->shares_stream(p);
   bool conflict = overlap && (a.writes || u.writes);
   if (conflict) {
     if (a.writes)
@@ -40,7 +41,7 @@ bool order_use(locked lock, const std::shared_ptr<operation>& op, dependencies& 
     if (a.writes && u.writes) // `by` itself passes them on only when it settles
       for (auto& x : by->unreadable_behind(lock, *u.memory, *a.at, u.begin, u.end))
         op->overwrites(lock, u.memory, x);
-    if (!by->on_lanes() && (around.behind.empty() || around.behind.back() != by))
+    if ((lost || !by->on_lanes()) && (around.behind.empty() || around.behind.back() != by))
       around.behind.push_back(by);
   }
   // A part without a stream of the lane waits for nothing there, so it supersedes no access.
@@ -93,7 +94,9 @@ void order_run(locked lock, const std::shared_ptr<operation>& op, dependencies& 
   for (auto i = next(0); i < accesses.size(); i = next(i)) {
     auto by = accesses[i].by.lock();
     bool others = by != op && accesses[i].since < before;
-    bool gone = others && is_over(by, *accesses[i].at);
+    // What a lost process reads makes no difference any more.
+    bool gone = others && (is_over(by, *accesses[i].at) ||
+                           (!accesses[i].writes && is_lost(lock, *accesses[i].at)));
     if (others && !gone) {
       auto u = std::lower_bound(run.begin(), run.end(), accesses[i].begin,
                                 [](const use& x, std::size_t begin) { return x.end < begin; });
@@ -113,8 +116,9 @@ void note_use(locked lock, const std::shared_ptr<operation>& op, dependencies& a
   u.memory->accesses.add({op, &p, u.begin, u.end, u.writes, since});
   if (held)
     around.since.push_back(since);
-  auto generation =
-      &u.memory->home() == &p.on->state() ? u.memory->generation() : part::several_generations;
+  auto generation = &u.memory->home() == &p.on->state() && !u.memory->is_borrowed()
+                        ? u.memory->generation()
+                        : part::several_generations;
   p.generation =
       p.generation == 0 || p.generation == generation ? generation : part::several_generations;
   if (u.writes && (!u.reads || u.accepted.any()))

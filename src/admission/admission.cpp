@@ -7,6 +7,7 @@
 #include "lane/lane.hpp"
 #include "lane/retired_operations.hpp"
 #include "operation/admission_lock.hpp"
+#include "operation/device_state.hpp"
 #include "operation/skipping.hpp"
 
 #include <algorithm>
@@ -32,6 +33,17 @@ constexpr std::size_t most_together = 16;
 void expect_parts(locked lock, operation& op) noexcept {
   for (auto& p : op.parts())
     p.on->expect_part(lock);
+}
+
+/// Returns whether the lanes keep an order behind `first`, so that what is held behind it may go
+/// on.
+bool lets_go(locked lock, const operation& first) noexcept {
+  return first.on_lanes() && !first.has_lost_part(lock);
+}
+
+/// Returns whether a device of `op` is lost and not back yet.
+bool is_away(locked lock, const operation& op) noexcept {
+  return std::ranges::any_of(op.parts(), [&](const part& p) { return p.on->is_away(lock); });
 }
 
 /// Drops parts that no lane takes.
@@ -101,7 +113,8 @@ room_maker admission::who_makes_room(locked lock, const lane& full) const {
     return room_maker::others;
   auto result = room_maker::others;
   for (auto& x : held_)
-    result = std::max(result, x.op->maker_of_calls(lock));
+    if (!x.op->failed()) // else it leaves the queue by itself
+      result = std::max(result, x.op->maker_of_calls(lock));
   return result;
 }
 
@@ -123,8 +136,11 @@ void admission::commit(locked lock, const std::shared_ptr<operation>& op, std::i
                        bool& held, deferred_actions& after) {
   op->admitted(lock, now);
   dependencies around;
-  const bool waits = op->waits_for(lock) != nullptr;
-  const bool may_be_held = waits || !held_.empty();
+  const bool waits = op->waits_for(lock) != nullptr || is_away(lock, *op);
+  const bool may_be_held =
+      waits || !held_.empty() || std::ranges::any_of(op->uses(), [&](const use& u) {
+        return u.memory->home().has_lost_work(lock);
+      });
   order_uses(lock, op, around, op->uses(), may_be_held);
   for (auto& u : op->uses()) // only after all are ordered: uses of one operation do not conflict
     note_use(lock, op, around, u, ++last_access_, may_be_held);
@@ -307,8 +323,8 @@ caf::error admission::join(locked lock, rank_submission& one, deferred_actions& 
     note_use(lock, held.op, held, u, ++last_access_, true);
   }
   held_.note_inversion(held);
-  if (joint->waits_for(lock) != nullptr ||
-      !std::all_of(held.behind.begin(), held.behind.end(), [](auto& x) { return x->on_lanes(); }))
+  if (joint->waits_for(lock) != nullptr || is_away(lock, *joint) ||
+      !std::ranges::all_of(held.behind, [&](auto& x) { return lets_go(lock, *x); }))
     return {};
   one.complete_ = std::move(held.op);
   one.self_ = std::move(self);
@@ -440,9 +456,9 @@ void admission::release(bool all) noexcept {
       held_.erase_if([&](held_operation& x) {
         if (!all && x.behind.empty())
           return false;
-        std::erase_if(x.behind, [](const auto& other) { return other->on_lanes(); });
+        std::erase_if(x.behind, [&](const auto& other) { return lets_go(lock, *other); });
         if (!x.behind.empty() || x.op->failed() || x.op->waits_for(lock) != nullptr ||
-            x.op->on_check(lock))
+            is_away(lock, *x.op) || x.op->on_check(lock))
           return false;
         submit(lock, *x.op, after);
         released.push_back(std::move(x.op));

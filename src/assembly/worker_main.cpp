@@ -161,8 +161,9 @@ private:
   }
 
   int refuse(const caf::error& why) {
+    const auto native = failure_of(why).value_or(failure{}).native_code;
     parent_.report_failure(static_cast<std::int32_t>(code_of(why).value_or(errc::internal)),
-                           describe(why));
+                           describe(why), static_cast<std::int32_t>(native));
     return failed_status;
   }
 

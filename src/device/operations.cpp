@@ -267,6 +267,7 @@ caf::expected<issue_outcome> stats_operation::issue(part&, lane& on) {
   value.capability_major = properties.capability_major;
   value.capability_minor = properties.capability_minor;
   value.worker_pid = properties.worker_pid;
+  value.incarnation = on.state().incarnation();
   value.free_bytes = memory->free_bytes;
   value.total_bytes = memory->total_bytes;
   value.in_flight = on.in_flight();

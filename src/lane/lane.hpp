@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -29,6 +30,16 @@ namespace troupe::detail {
 class stager;
 class staging_ring;
 
+/// The work of a process that had a device and is lost, while the device's memory is kept.
+struct lost_process {
+  std::uint64_t until = 0;            ///< as `device_state::lost_until`
+  std::function<bool()> work_is_over; ///< as `backend_device::lost_work`
+  std::vector<part*> parts;           ///< were in its streams; the lane is done with them
+
+  /// Ends the parts, when the work is over or nothing depends on it. @thread any
+  void end() noexcept;
+};
+
 /// Is told of lane events that concern more than one operation. @thread the lane
 class lane_owner {
 public:
@@ -40,6 +51,12 @@ public:
   virtual void on_device_failed(lane& where, const caf::error& why) noexcept = 0;
   /// Called when the process that had the device is gone. @thread any
   virtual void on_device_lost(lane& where, const caf::error& why) noexcept = 0;
+  /// Called when the device is ready again after that, or has failed.
+  virtual void on_device_back(lane& where) noexcept = 0;
+  /// Called before that if its memory could not be kept. Its state is closed.
+  virtual void on_memory_lost(lane& where, const caf::error& why) noexcept = 0;
+  /// Called with what a lost process was doing. The owner ends it.
+  virtual void on_lost_process(lane& where, lost_process x) noexcept = 0;
 };
 
 /// @thread client functions: any; functions for operations: the lane itself
@@ -70,6 +87,10 @@ public:
   /// and the lane will not get to it soon: the lane has ended, or waits for its device to come
   /// back. `wake_to_work` follows.
   bool submit(locked, part& p) noexcept;
+  /// Returns whether the device is lost, and not open again yet. Operations that have parts on the
+  /// lane are held until then: on the lane they could not be dropped.
+  bool is_away(locked) const noexcept { return away_; }
+  void set_away(locked) noexcept { away_ = true; }
   /// Wakes the lanes of all `parts`, which were submitted, if they sleep.
   static void wake_to_work(std::span<const part> parts) noexcept;
   void wake() noexcept;
@@ -77,6 +98,10 @@ public:
   /// words at once, not one by one.
   static void wake(std::span<const part> parts) noexcept;
 
+  /// As `backend_device::may_keep_memory`.
+  bool may_keep_memory(locked, const caf::error& loss) const noexcept {
+    return !closed_ && device_->may_keep_memory(loss);
+  }
   /// As `backend_device::is_remote`.
   bool is_remote() const noexcept { return is_remote_; }
   /// As `backend_device::runs_cuda`.
@@ -173,6 +198,8 @@ public:
     return mark([&](event_view event) { return device_->record(event, stream); });
   }
   void retire(event_view event) noexcept;
+  /// Ends a part of a lost process. @thread any
+  static void end_lost(part& p) noexcept;
   /// Notes that the event of `p` is recorded behind the work of `p`: other parts may wait for it.
   static void set_recorded(part& p) noexcept;
   /// Notes that `p` is never issued. Where `p` would have kept an order on memory of other devices,
@@ -225,11 +252,15 @@ private:
   caf::error open_device();
   void go_down() noexcept;
   bool serve_control();
+  bool has_lost_work() const noexcept;
   void reset_now();
   void publish();
+  std::vector<part*> take_from_streams(const caf::error& why) noexcept;
   void lose_streams(const caf::error& why) noexcept;
+  void leave_to_lost_process(const caf::error& why) noexcept;
+  caf::error take_over_memory();
   void revive();
-  void set_away(bool x) noexcept;
+  bool end_absence() noexcept;
   bool drain_released();
   void abandon_now() noexcept;
   /// Makes the stream of `p`, if most lanes do not need it.
@@ -265,6 +296,7 @@ private:
   std::optional<std::uint64_t> held_by(part& p) noexcept;
   static void see_through_dropped(part& p);
   static void wake_waiting(const part& x) noexcept;
+  static void settle_if_over(part& p) noexcept;
   bool stands_between(const part& p) const noexcept;
   caf::error wait_for_what_is_before(part& p);
 
@@ -310,7 +342,8 @@ private:
   std::atomic<bool> signalled_{false};
   std::atomic<bool> parked_{false};
   bool closed_ = false; // no thread takes parts from the inbox any more; under the admission lock
-  bool away_ = false;   // the lane is getting a lost device back; the same
+  /// The lane is getting a lost device back. The lane reads it without the lock.
+  std::atomic<bool> away_{false};
   alignas(64) std::atomic<std::size_t> expected_{0}; // parts; under the admission lock
 
   alignas(64) std::atomic<std::size_t> in_flight_{0};

@@ -139,6 +139,27 @@ void lane::finish(part& p, std::int64_t now) noexcept {
   if (!p.is_placeholder)
     p.of->on_part_done(p);
   record_.over(p, !p.is_placeholder, state_->generation(), now);
+  settle_if_over(p);
+}
+
+void lane::end_lost(part& p) noexcept {
+  {
+    flag_lock lock{p.event_guard};
+    p.at.store(p.is_placeholder ? part::state::skipped : part::state::done,
+               std::memory_order_release);
+  }
+  wake_waiting(p);
+  p.predecessors.clear();
+  settle_if_over(p);
+}
+
+void lost_process::end() noexcept {
+  for (auto* p : parts)
+    lane::end_lost(*p);
+}
+
+/// Called once for each part, as the last step.
+void lane::settle_if_over(part& p) noexcept {
   p.of->on_part_over(p);
   if (!p.of->one_over())
     return;

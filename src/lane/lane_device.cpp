@@ -21,8 +21,10 @@ bool lane::come_up() {
   for (int attempt = 1;; ++attempt) {
     auto error = note(open_device());
     if (!error) {
-      set_away(false);
+      const bool was_away = end_absence();
       publish();
+      if (was_away)
+        owner_.on_device_back(*this);
       return true;
     }
     if (is_remote_)
@@ -65,7 +67,27 @@ caf::error lane::open_device() {
     upload_ring_ = std::make_unique<staging_ring>(*device_, options_.staging_bytes);
     download_ring_ = std::make_unique<staging_ring>(*device_, options_.staging_bytes);
   }
+  if (auto error = take_over_memory(); error)
+    return error;
   return device_->open_memory();
+}
+
+/// Keeps the memory that the device had before it was lost, if it had any and it can be kept.
+caf::error lane::take_over_memory() {
+  if (state_->live_generation() == 0)
+    return {};
+  auto error = device_->take_over();
+  if (!error || code_of(error) == errc::worker_lost)
+    return error;
+  log(log_level::warning,
+      "device " + std::to_string(state_->ordinal()) + " is back without its memory", error);
+  const auto why = state_->reason();
+  {
+    admission_lock lock;
+    state_->close(device_phase::resetting, why);
+  }
+  owner_.on_memory_lost(*this, why);
+  return {};
 }
 
 void lane::go_down() noexcept {
@@ -94,7 +116,7 @@ bool lane::serve_control() {
     return true;
   }
   if (!reset_requested_.load(std::memory_order_relaxed) || !nothing_in_flight() ||
-      state_->is_lent())
+      state_->is_lent() || has_lost_work())
     return false;
   reset_requested_.store(false);
   if (state_->phase() != device_phase::resetting)
@@ -108,6 +130,11 @@ bool lane::serve_control() {
   else
     reset_requested_.store(true); // a dropped release waits for its user's stream
   return true;
+}
+
+bool lane::has_lost_work() const noexcept {
+  admission_lock lock;
+  return state_->has_lost_work(lock);
 }
 
 void lane::reset_now() {
@@ -129,45 +156,82 @@ void lane::reset_now() {
 }
 
 void lane::publish() {
-  state_->publish();
+  if (state_->live_generation() != 0)
+    state_->resume();
+  else
+    state_->publish();
   if (auto why = device_->loss()) // before it was published: its owner may have ignored the loss
     owner_.on_device_lost(*this, why);
 }
 
-/// Fails all parts in the streams: their work does not end any more.
-void lane::lose_streams(const caf::error& why) noexcept {
+/// Takes all parts out of the streams, and fails them: nothing is known of their work any more.
+std::vector<part*> lane::take_from_streams(const caf::error& why) noexcept {
+  std::vector<part*> result;
   for (auto* s : streams_.made()) {
     if (s->continuing != nullptr) {
       auto& p = *std::exchange(s->continuing, nullptr);
       if (p.tenant != nullptr)
         --p.tenant->in_flight;
       --continuing_;
-      p.of->fail(why);
       note_left();
-      finish(p, nanoseconds(clock::now()));
+      result.push_back(&p);
     }
-    while (!s->in_flight.empty()) {
-      auto& p = *s->in_flight.front();
-      s->in_flight.pop_front();
-      leave_flight(p);
-      p.of->fail(why);
-      finish(p, nanoseconds(clock::now()));
+    for (auto* p : s->in_flight) {
+      leave_flight(*p);
+      result.push_back(p);
     }
+    s->in_flight.clear();
   }
   issuing_.store(false);
+  for (auto* p : result)
+    p->of->fail(why);
+  return result;
 }
 
-/// Opens a lost device again. Its streams, events and memory are gone with the process that had
-/// them: nothing is given back.
+/// Ends all parts in the streams.
+void lane::lose_streams(const caf::error& why) noexcept {
+  for (auto* p : take_from_streams(why))
+    finish(*p, nanoseconds(clock::now()));
+}
+
+/// Takes all parts out of the streams. They are over when the work of the lost process is, since it
+/// may use memory that is kept.
+void lane::leave_to_lost_process(const caf::error& why) noexcept {
+  lost_process x;
+  {
+    admission_lock lock;
+    x.until = state_->lost_until(lock);
+  }
+  x.work_is_over = device_->lost_work();
+  x.parts = take_from_streams(why);
+  for (auto* p : x.parts) {
+    event_view event;
+    {
+      flag_lock lock{p->event_guard}; // another lane may be about to wait for it
+      std::swap(event, p->event);
+    }
+    if (event.native != nullptr && !p->shares_event)
+      static_cast<void>(note(device_->destroy_event(event)));
+    if (!p->is_placeholder)
+      p->of->on_part_done(*p); // on the lane: it gives events and memory of the lane back
+    record_.over(*p, !p->is_placeholder, state_->generation(), nanoseconds(clock::now()));
+  }
+  owner_.on_lost_process(*this, std::move(x));
+}
+
+/// Opens a lost device again. Its streams and events are gone with the process that had them, and
+/// its memory, if that cannot be kept: nothing is given back.
 void lane::revive() {
-  set_away(true);
   reset_requested_.store(false);
   auto why = state_->reason();
   if (!why)
     why = device_->loss();
   stager_.reset(); // no thread uses the rings any more
   take_inbox();
-  lose_streams(why);
+  if (state_->live_generation() == 0)
+    lose_streams(why);
+  else
+    leave_to_lost_process(why);
   streams_.forget_streams();
   drop_failed();
   drain_released();
@@ -181,13 +245,15 @@ void lane::revive() {
   }
   if (!come_up()) {
     abandoned_.store(true);
-    set_away(false);
+    if (end_absence())
+      owner_.on_device_back(*this); // it takes what was held, and drops it
   }
 }
 
-void lane::set_away(bool x) noexcept {
+/// Lets operations come to the lane again. Returns whether they could not.
+bool lane::end_absence() noexcept {
   admission_lock lock;
-  away_ = x;
+  return away_.exchange(false);
 }
 
 bool lane::drain_released() {

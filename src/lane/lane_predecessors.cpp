@@ -132,7 +132,7 @@ void lane::set_skipped(part& p) noexcept {
 /// Returns whether later work relies on `p` to come after work that is not over yet.
 bool lane::stands_between(const part& p) const noexcept {
   if (!p.uses_memory || p.of->is_removed() || !in_lane_stream(p.stream) ||
-      state_->live_generation() == 0)
+      state_->live_incarnation() == 0)
     return false;
   auto& s = streams_.stream_of(p);
   return s.continuing != nullptr || !s.in_flight.empty() || !nothing_before(p);

@@ -78,8 +78,8 @@ buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64
 buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
                borrowed_memory memory)
     : read_only_(memory.read_only), has_no_peers_(memory.has_no_peers), generation_(generation),
-      home_(std::move(home)), id_(id), address_(memory.address), size_bytes_(memory.size_bytes),
-      give_back_(std::move(memory.give_back)) {}
+      incarnation_(home->incarnation()), home_(std::move(home)), id_(id), address_(memory.address),
+      size_bytes_(memory.size_bytes), give_back_(std::move(memory.give_back)) {}
 
 buffer::~buffer() {
   home_->change_acquired(-(acquired_for_reading + (acquired_for_writing ? 1 : 0)));
@@ -92,7 +92,10 @@ buffer::~buffer() {
     home_->release({address_, generation_, std::move(deleter_)});
 }
 
-bool buffer::stale() const noexcept { return home_->live_generation() != generation_; }
+bool buffer::stale() const noexcept {
+  return home_->live_generation() != generation_ ||
+         (is_borrowed() && home_->live_incarnation() != incarnation_);
+}
 
 caf::error buffer::check_determinate(std::size_t begin, std::size_t end) const {
   if (whole())

@@ -164,8 +164,11 @@ public:
   std::byte* address() const noexcept { return static_cast<std::byte*>(address_); }
   std::size_t size_bytes() const noexcept { return size_bytes_; }
 
-  /// Returns true once the generation of this memory has ended.
+  /// Returns true once the generation of this memory has ended. For borrowed memory: once the
+  /// process that lends it, or has mapped it, is gone.
   bool stale() const noexcept;
+  /// Returns whether it is memory that another process, or foreign code of this one, lends.
+  bool is_borrowed() const noexcept { return incarnation_ != 0; }
   /// Returns whether the memory is lent for reading only.
   bool read_only() const noexcept { return read_only_; }
   /// Returns whether other devices do not reach the memory, also where they reach their peers'.
@@ -223,6 +226,7 @@ private:
   const bool read_only_ = false;
   const bool has_no_peers_ = false;
   std::uint64_t generation_;
+  const std::uint64_t incarnation_ = 0; ///< of borrowed memory: that of the device; else 0
   const std::shared_ptr<device_state> home_;
   std::uint64_t id_;
   void* address_;

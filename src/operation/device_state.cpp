@@ -49,7 +49,7 @@ caf::error device_state::reason() const {
 
 std::uint64_t device_state::watch(std::function<void(const device_changed&)> watcher) {
   std::lock_guard lock{mutex_};
-  watcher({ordinal_, phase(), generation(), last_reason_});
+  watcher({ordinal_, phase(), generation(), last_reason_, incarnation()});
   watchers_.emplace_back(++next_watcher_, std::move(watcher));
   return next_watcher_;
 }
@@ -64,7 +64,7 @@ void device_state::end_loan() noexcept {
     return;
   // Either this thread sees that the device is closed, or its lane sees that the loan has ended.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (live_generation() != 0)
+  if (live_incarnation() != 0)
     return;
   std::function<void()> wake;
   {
@@ -83,16 +83,40 @@ bool device_state::is_lent() const noexcept {
 void device_state::close(device_phase phase, const caf::error& why) {
   std::lock_guard lock{mutex_};
   live_generation_.store(0, std::memory_order_release);
+  live_incarnation_.store(0, std::memory_order_release);
   change(phase, why);
+}
+
+void device_state::lose_process(const caf::error& why) {
+  std::lock_guard lock{mutex_};
+  live_incarnation_.store(0, std::memory_order_release);
+  change(device_phase::resetting, why);
 }
 
 void device_state::publish() {
   std::lock_guard lock{mutex_};
-  if (phase() == device_phase::failed || phase() == device_phase::shut_down)
+  if (has_ended())
     return; // a device that has ended stays ended
   auto next = generation_.load() + 1;
   generation_.store(next, std::memory_order_release);
   live_generation_.store(next, std::memory_order_release);
+  begin_incarnation();
+}
+
+void device_state::resume() {
+  std::lock_guard lock{mutex_};
+  if (!has_ended())
+    begin_incarnation();
+}
+
+bool device_state::has_ended() const noexcept {
+  return phase() == device_phase::failed || phase() == device_phase::shut_down;
+}
+
+void device_state::begin_incarnation() {
+  auto next = incarnation_.load() + 1;
+  incarnation_.store(next, std::memory_order_release);
+  live_incarnation_.store(next, std::memory_order_release);
   change(device_phase::ready, {});
 }
 
@@ -103,15 +127,16 @@ void device_state::report_failed_attempt(const caf::error& why) {
 
 void device_state::change(device_phase phase, const caf::error& why) {
   // A device that has ended stays ended.
-  if (auto now = this->phase(); now == device_phase::shut_down || now == device_phase::failed)
+  if (auto now = this->phase(); has_ended())
     if (phase != device_phase::shut_down || now == phase) {
       live_generation_.store(0, std::memory_order_release);
+      live_incarnation_.store(0, std::memory_order_release);
       return;
     }
   phase_.store(phase, std::memory_order_release);
   last_reason_ = why;
   for (auto& [id, watcher] : watchers_)
-    watcher({ordinal_, phase, generation(), why});
+    watcher({ordinal_, phase, generation(), why, incarnation()});
 }
 
 void device_state::release(released memory) noexcept {

@@ -1,10 +1,13 @@
-/// The shared state of a device: its generation, its phase, and the buffers in its memory.
+/// The shared state of a device: its phase, the lives of its memory and of its process, and the
+/// buffers in its memory.
 #pragma once
 
+#include "operation/admission_lock.hpp"
 #include <troupe/device_status.hpp>
 #include <troupe/error.hpp>
 #include <troupe/gpu_ref.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -33,6 +36,14 @@ public:
   }
   /// Returns the present generation, or the last one.
   std::uint64_t generation() const noexcept { return generation_.load(std::memory_order_acquire); }
+  /// As `device::incarnation`, while the device is ready; 0 if it is not.
+  std::uint64_t live_incarnation() const noexcept {
+    return live_incarnation_.load(std::memory_order_acquire);
+  }
+  /// Returns the present incarnation, or the last one.
+  std::uint64_t incarnation() const noexcept {
+    return incarnation_.load(std::memory_order_acquire);
+  }
   device_phase phase() const noexcept { return phase_.load(std::memory_order_acquire); }
   /// Returns why the device is in its phase; no error if it is healthy.
   caf::error reason() const;
@@ -54,8 +65,28 @@ public:
 
   /// Makes handles stale and enters `phase` (INV-8: first step).
   void close(device_phase phase, const caf::error& why);
+  /// Notes that the process that had the device is gone. Its memory may be kept: handles stay as
+  /// they are.
+  void lose_process(const caf::error& why);
   /// Begins a new generation, whose memory is ready (INV-8: last step).
   void publish();
+  /// After `lose_process`: the memory of this generation is ready again, in another process.
+  void resume();
+  /// Returns whether the operation with this position may have work in a process that is lost, and
+  /// whose work may still use memory that was kept.
+  bool is_lost(locked, std::uint64_t position) const noexcept {
+    return position <= lost_until_ && position > lost_work_over_until_;
+  }
+  /// Returns whether such operations may exist.
+  bool has_lost_work(locked) const noexcept { return lost_until_ != lost_work_over_until_; }
+  /// Returns the position of the last operation that was admitted before the process was lost.
+  std::uint64_t lost_until(locked) const noexcept { return lost_until_; }
+  /// Notes that the operations up to this position are of a lost process.
+  void set_lost_until(locked, std::uint64_t position) noexcept { lost_until_ = position; }
+  /// Notes that all work of the lost process is over that had operations up to this position.
+  void set_lost_work_over(locked, std::uint64_t until) noexcept {
+    lost_work_over_until_ = std::max(lost_work_over_until_, until);
+  }
   /// Reports that an attempt to open the device failed.
   void report_failed_attempt(const caf::error& why);
 
@@ -86,12 +117,18 @@ public:
 
 private:
   void change(device_phase phase, const caf::error& why); // under mutex_
+  bool has_ended() const noexcept;                        // under mutex_
+  void begin_incarnation();                               // under mutex_
   std::shared_ptr<buffer> noted(std::shared_ptr<buffer> x);
 
   const std::uint64_t node_;
   const int ordinal_;
   std::atomic<std::uint64_t> live_generation_{0};
   std::atomic<std::uint64_t> generation_{0};
+  std::atomic<std::uint64_t> live_incarnation_{0};
+  std::atomic<std::uint64_t> incarnation_{0};
+  std::uint64_t lost_until_ = 0;           ///< under the admission lock, as the next one
+  std::uint64_t lost_work_over_until_ = 0; ///< never more than `lost_until_`
   std::atomic<device_phase> phase_{device_phase::opening};
   std::atomic<int> acquired_{0};
   std::atomic<int> loans_{0};

@@ -150,9 +150,18 @@ std::vector<flight_entry> operation::open_records() const {
   return result;
 }
 
+bool is_lost(locked lock, const part& p) noexcept {
+  return device_state_of(*p.on).is_lost(lock, p.of->position());
+}
+
+bool operation::has_lost_part(locked lock) const noexcept {
+  return std::ranges::any_of(parts(), [&](const part& p) { return is_lost(lock, p); });
+}
+
+std::uint64_t operation::last_position_ = 0;
+
 void operation::admitted(locked, std::int64_t now) {
-  static std::uint64_t last_position = 0;
-  position_ = ++last_position;
+  position_ = ++last_position_;
   admitted_at = now;
   self_ = std::static_pointer_cast<operation>(shared_from_this());
 }

@@ -116,7 +116,7 @@ struct alignas(64) part {
   std::vector<predecessor> predecessors;
   const void* needs = nullptr; ///< of the verb: what its issue reads
   /// Generation of the memory that it uses; 0: no use was noted yet. `several_generations` if the
-  /// generations differ, or if some of the memory is on another device than its lane's.
+  /// generations differ, or if some of the memory is borrowed or on another device than its lane's.
   std::uint64_t generation = 0;
   static constexpr std::uint64_t several_generations = UINT64_MAX;
   std::uint32_t uses_begin = 0; ///< its uses are among these (`operation::uses_of`)
@@ -160,6 +160,10 @@ struct alignas(64) part {
 inline bool is_delivered(const part& p) noexcept {
   return p.delivered.load(std::memory_order_acquire);
 }
+
+/// Returns whether the part may be at work in a process that is lost (`device_state::is_lost`).
+/// What would come behind it in a stream of the lane is not ordered by that stream.
+bool is_lost(locked, const part& p) noexcept;
 
 /// The parts of an operation, aligned to cache lines. Aligned `new` would take ten times as long.
 class part_list {
@@ -300,6 +304,10 @@ public:
   virtual caf::error on_admit(locked, queue_bound) { return {}; }
   /// Gives the operation its position in the order. `now`: nanoseconds of `clock`.
   void admitted(locked, std::int64_t now);
+  /// Returns the position of the operation that was admitted last.
+  static std::uint64_t last_position(locked) noexcept { return last_position_; }
+  /// Returns whether it has a part that `is_lost`.
+  bool has_lost_part(locked lock) const noexcept;
   /// Identifies what it waits for, except work on lanes; null: its parts may go to the lanes.
   virtual const void* waits_for(locked) const { return nullptr; }
   /// Notes that its parts go to the lanes.
@@ -507,6 +515,7 @@ private:
 
   const char* verb_;
   std::uint64_t number_;
+  static std::uint64_t last_position_; // under the admission lock
   std::uint64_t position_ = 0;
   part_list parts_;
   // Members that lanes read, together.

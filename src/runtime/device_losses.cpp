@@ -30,7 +30,7 @@ device_losses::device_losses(std::vector<std::shared_ptr<device_state>> devices)
 
 caf::error device_losses::cause_of(const caf::error& why) const {
   auto text = failure_of(why);
-  if (!text || text->code != errc::stale_ref)
+  if (!text || (text->code != errc::stale_ref && troupe::cause_of(why) != errc::worker_lost))
     return why;
   for (auto& x : all_)
     if (x.device->ordinal() == text->device) {

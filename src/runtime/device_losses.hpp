@@ -1,4 +1,5 @@
-/// The causes for which devices lost their memory, kept after the devices are ready again.
+/// The causes for which devices lost their memory or their process, kept after the devices are
+/// ready again.
 #pragma once
 
 #include "operation/device_watches.hpp"
@@ -9,14 +10,14 @@
 
 namespace troupe::detail {
 
-/// For owners of memory that their callers do not know. To such a caller `stale_ref` tells nothing,
-/// but the cause of the loss does.
+/// For owners of memory that their callers do not know. To such a caller `stale_ref`, `skipped` or
+/// `indeterminate` tells nothing, but the cause of the loss does.
 /// @thread any
 class device_losses {
 public:
   explicit device_losses(std::vector<std::shared_ptr<device_state>> devices);
 
-  /// Returns `why`, or, if that is `stale_ref` of one of the devices, the last loss of that device.
+  /// Returns `why`, or, if that follows from a loss of one of the devices, the last loss of it.
   caf::error cause_of(const caf::error& why) const;
 
 private:

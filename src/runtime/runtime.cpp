@@ -22,6 +22,9 @@ constexpr std::chrono::seconds end_patience{5};
 /// The same after the devices were lost: what still runs only has to find that out.
 constexpr std::chrono::milliseconds lost_patience{500};
 
+/// How often to look whether the work of a lost process is over.
+constexpr std::chrono::milliseconds lost_work_tick{1};
+
 /// Staging uses the memory in quarters.
 constexpr std::size_t least_staging_bytes = 4096;
 
@@ -96,6 +99,8 @@ void runtime::close() noexcept {
   for (int i = 0; i < device_count(); ++i)
     shut_down(i, why);
   admission_->go_on(); // all have failed
+  for (int i = 0; i < device_count(); ++i)
+    watch_lost(i); // nothing waits for their work any more
   fair_limit limit{ended() ? lost_patience : end_patience};
   bool stuck = !workers_.wait_idle(limit);
   for (auto& s : slots_)
@@ -419,22 +424,40 @@ void runtime::on_device_failed(lane& where, const caf::error& why) noexcept {
   fail_users_of(where.state().ordinal(), why, false);
 }
 
+/// Closes a lost device. Returns the position of the last operation that is lost with it. None: it
+/// is not ready yet, or has ended.
+std::optional<std::uint64_t> runtime::note_lost(lane& where, const caf::error& why) {
+  auto& state = where.state();
+  admission_lock lock;
+  const auto phase = state.phase();
+  const auto last = operation::last_position(lock);
+  if (phase != device_phase::ready && phase != device_phase::resetting)
+    return std::nullopt;
+  where.set_away(lock);
+  if (phase == device_phase::resetting) // again, before it was back: nothing was issued meanwhile
+    return state.live_generation() != 0 ? state.lost_until(lock) : last;
+  log(log_level::warning, "device " + std::to_string(state.ordinal()) + " is lost", why);
+  if (where.may_keep_memory(lock, why)) {
+    state.set_lost_until(lock, last);
+    state.lose_process(why);
+  } else {
+    state.close(device_phase::resetting, why);
+  }
+  return last;
+}
+
 void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
   auto& state = where.state();
   admission_->drain(); // earlier calls fail with the others
-  bool is_news = false;
+  const auto last = note_lost(where, why);
+  if (!last)
+    return;
+  auto users = users_of(state.ordinal(), false);
   {
     admission_lock lock;
-    auto phase = state.phase();
-    is_news = phase == device_phase::ready;
-    if (is_news)
-      state.close(device_phase::resetting, why);
-    else if (phase != device_phase::resetting)
-      return; // not ready yet, or ended
+    std::erase_if(users,
+                  [&](auto& x) { return x->position() > *last; }); // these wait for the device
   }
-  if (is_news)
-    log(log_level::warning, "device " + std::to_string(state.ordinal()) + " is lost", why);
-  const auto users = users_of(state.ordinal(), false); // later requests wait for the device
   note_end(why);
   std::vector<std::pair<std::shared_ptr<void>, std::function<void(int, const caf::error&)>>>
       watchers;
@@ -456,6 +479,69 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
   }
   where.request_revival();
   admission_->go_on_soon(); // held requests may need ranks that are gone
+}
+
+void runtime::on_device_back(lane&) noexcept {
+  admission_->go_on(); // held requests wait for it
+}
+
+void runtime::on_memory_lost(lane& where, const caf::error& why) noexcept {
+  note_closed(why);
+  fail_users_of(where.state().ordinal(), why, true);
+}
+
+void runtime::on_lost_process(lane& where, lost_process x) noexcept {
+  const auto ordinal = where.state().ordinal();
+  {
+    std::lock_guard lock{slots_mutex_};
+    slots_[static_cast<std::size_t>(ordinal)].lost.push_back(std::move(x));
+  }
+  watch_lost(ordinal);
+}
+
+/// Ends lost processes whose work is over, one after the other, and looks again later if there are
+/// more.
+void runtime::watch_lost(int ordinal) {
+  auto& s = slots_[static_cast<std::size_t>(ordinal)];
+  while (auto x = take_lost(s))
+    end_lost(s, std::move(*x));
+  {
+    std::lock_guard lock{slots_mutex_};
+    if (s.lost.empty())
+      return;
+  }
+  const auto again =
+      deadlines_.call_at(clock::now() + lost_work_tick, [weak = weak_from_this(), ordinal] {
+        if (auto self = weak.lock())
+          self->watch_lost(ordinal);
+      });
+  static_cast<void>(again); // 0: the runtime has closed, and ends them
+}
+
+/// Returns the first lost process, if its work is over.
+std::optional<lost_process> runtime::take_lost(slot& s) {
+  std::lock_guard lock{slots_mutex_};
+  if (s.lost.empty() || !(closed_ || s.lost.front().work_is_over()))
+    return std::nullopt;
+  auto result = std::move(s.lost.front());
+  s.lost.pop_front();
+  return result;
+}
+
+void runtime::end_lost(slot& s, lost_process x) {
+  auto& state = s.worker->state();
+  x.end();
+  bool was_last = false;
+  {
+    admission_lock lock;
+    state.set_lost_work_over(lock, x.until);
+    was_last = !state.has_lost_work(lock);
+  }
+  admission_->go_on(); // held requests may wait for it
+  s.worker->wake();    // and a reset
+  if (was_last)
+    for (auto* listener : listeners_)
+      listener->on_lost_work_over(state.ordinal());
 }
 
 void runtime::watch_losses(std::weak_ptr<void> who, std::function<void(int, const caf::error&)> f) {

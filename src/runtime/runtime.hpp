@@ -12,9 +12,11 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,6 +36,9 @@ public:
   }
   /// Devices closed because of `why`: their memory is gone, and perhaps the process that had it.
   virtual void on_devices_closed(const caf::error& why) { static_cast<void>(why); }
+  /// All work of lost processes that had device `ordinal` is over. Not called if the memory was not
+  /// kept.
+  virtual void on_lost_work_over(int ordinal) { static_cast<void>(ordinal); }
   /// A communicator, a device or the runtime has ended because of `why`.
   virtual void on_end(const caf::error& why) noexcept { static_cast<void>(why); }
   /// The runtime closes: no more notes are sent to other processes.
@@ -119,6 +124,9 @@ public:
   caf::error on_fault(lane& where, const caf::error& why) noexcept override;
   void on_device_failed(lane& where, const caf::error& why) noexcept override;
   void on_device_lost(lane& where, const caf::error& why) noexcept override;
+  void on_device_back(lane& where) noexcept override;
+  void on_memory_lost(lane& where, const caf::error& why) noexcept override;
+  void on_lost_process(lane& where, lost_process x) noexcept override;
 
 private:
   caf::error check_ordinal(int x) const;
@@ -128,10 +136,16 @@ private:
     int holders = 0;
     bool reset_wanted = false;
     bool stop_wanted = false;
+    std::deque<lost_process> lost{}; ///< whose work is not over yet
   };
+
+  void watch_lost(int ordinal);
+  std::optional<lost_process> take_lost(slot& s);
+  void end_lost(slot& s, lost_process x);
 
   void watch_reset(const std::shared_ptr<lane>& worker, std::uint64_t generation,
                    const std::shared_ptr<operation_of<std::uint64_t>>& answer);
+  std::optional<std::uint64_t> note_lost(lane& where, const caf::error& why);
   std::vector<std::shared_ptr<operation>> users_of(int ordinal, bool only_with_memory);
   void fail_users_of(int ordinal, const caf::error& why, bool only_with_memory);
   void act_on_quiet(slot& s); // under slots_mutex_

@@ -108,7 +108,8 @@ void memory_exchange::lend(int to, const memory_note& note) {
   {
     std::lock_guard lock{mutex_};
     auto& all = lent_[to];
-    is_new = all.size() < most_loans && all.emplace(note.number, lent{how, {}}).second;
+    is_new = all.size() < most_loans &&
+             all.emplace(note.number, lent{how, {}, home.live_incarnation()}).second;
   }
   if (!is_new)
     return refuse(to, note.number,
@@ -207,11 +208,11 @@ memory_exchange::answer memory_exchange::claim(const std::shared_ptr<device_stat
   bool is_there = false;
   {
     std::lock_guard lock{mutex_};
-    const auto generation = on->live_generation();
-    is_there = generation != 0 && !closed_;
+    const auto incarnation = on->live_incarnation();
+    is_there = incarnation != 0 && !closed_;
     note.number = ++last_number_;
     if (is_there)
-      claims_.emplace(note.number, claimed{result, on, generation, token, mode});
+      claims_.emplace(note.number, claimed{result, on, incarnation, token, mode});
   }
   if (!is_there)
     return refused(errc::unavailable, device_is(on->phase()));
@@ -295,7 +296,7 @@ void memory_exchange::borrow(const memory_note& note) {
   any_gpu_ref ref;
   {
     admission_lock lock;
-    if (x.on->live_generation() == x.generation)
+    if (x.on->live_incarnation() == x.incarnation)
       ref = any_gpu_ref{x.on->make_buffer(what), x.token.type, 0, x.token.count};
   }
   if (!ref) { // the lender is gone, or gets the memory back
@@ -392,6 +393,22 @@ bool memory_exchange::is_crowded(int ordinal) {
   return posts_[ordinal].jobs.size() >= most_loans;
 }
 
+/// Returns whether the memory or the process that has it is gone.
+bool memory_exchange::has_ended(const lent& x) noexcept {
+  return x.how->ref().stale() || x.how->ref().memory()->home().live_incarnation() != x.incarnation;
+}
+
+void memory_exchange::on_lost_work_over(int ordinal) {
+  std::vector<lent> over; // destroyed without the lock
+  {
+    std::lock_guard lock{mutex_};
+    over.swap(lost_[ordinal]);
+  }
+  for (auto& x : over)
+    if (auto& what = x.how->ref(); x.lease && x.how->mode() != access_mode::read && !what.stale())
+      what.memory()->mark({what.offset(), what.offset() + what.size_bytes(), x.loss});
+}
+
 void memory_exchange::on_devices_closed(const caf::error& why) {
   std::vector<answer> claims;
   std::vector<lent> loans; // destroyed without the lock
@@ -399,12 +416,14 @@ void memory_exchange::on_devices_closed(const caf::error& why) {
   {
     std::lock_guard lock{mutex_};
     for (auto& [number, x] : claims_)
-      if (x.on->live_generation() != x.generation)
+      if (x.on->live_incarnation() != x.incarnation)
         claims.push_back(x.to);
     for (auto& [ordinal, all] : lent_)
       for (auto i = all.begin(); i != all.end();)
-        if (auto now = i++; now->second.how->ref().stale()) {
-          loans.push_back(std::move(now->second));
+        if (auto now = i++; has_ended(now->second)) {
+          auto& to = now->second.how->ref().stale() ? loans : lost_[ordinal];
+          now->second.loss = why;
+          to.push_back(std::move(now->second));
           all.erase(now);
         }
     for (auto i = offers_.begin(); i != offers_.end();)

@@ -43,6 +43,8 @@ public:
   /// Drops claims, loans and offers on a device that closed because of `why`. Its memory is gone,
   /// and perhaps the process that had it.
   void on_devices_closed(const caf::error& why) override;
+  /// Takes back the memory that the lost processes had, and marks what they could write.
+  void on_lost_work_over(int ordinal) override;
   /// Stops all notes to other processes. Called first when the runtime closes.
   void on_close() noexcept override;
 
@@ -51,7 +53,7 @@ private:
   struct claimed {
     answer to;
     std::shared_ptr<device_state> on;
-    std::uint64_t generation = 0;
+    std::uint64_t incarnation = 0; ///< of the process that is asked
     gpu_token token;
     access_mode mode = access_mode::read;
   };
@@ -59,6 +61,8 @@ private:
   struct lent {
     std::shared_ptr<lend_operation> how;
     std::unique_ptr<memory_lease> lease; ///< set once the memory is lent
+    std::uint64_t incarnation = 0;       ///< of the process that has it
+    caf::error loss = {};                ///< why that process ended
   };
   struct offered {
     any_gpu_ref what;
@@ -90,6 +94,7 @@ private:
   void tell_soon(int ordinal, memory_note note);
   void do_soon(int ordinal, job what);
   void work_off(int ordinal);
+  static bool has_ended(const lent& x) noexcept;
   bool is_crowded(int ordinal);
   template <class F> auto later(F f);
 
@@ -99,6 +104,7 @@ private:
   std::uint64_t last_number_;
   std::map<std::uint64_t, claimed> claims_;
   std::map<int, std::map<std::uint64_t, lent>> lent_; ///< by borrower and number of the claim
+  std::map<int, std::vector<lent>> lost_;             ///< was lent to processes that are lost
   std::multimap<const buffer*, offered> offers_;
   std::map<int, post> posts_;
 };

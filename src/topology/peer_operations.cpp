@@ -19,6 +19,7 @@ connect_peers_operation::connect_peers_operation(std::vector<int> peers,
 caf::expected<issue_outcome> connect_peers_operation::issue(part&, lane& on) {
   auto ends_process = [](const caf::error& why) { return code_of(why) == errc::device_fault; };
   value.generation = on.state().generation();
+  value.incarnation = on.state().incarnation();
   value.peers.clear();
   for (auto peer : peers_) {
     auto& x = value.peers.emplace_back();

@@ -21,6 +21,7 @@ struct peer_findings {
   };
 
   std::uint64_t generation = 0;
+  std::uint64_t incarnation = 0;
   std::vector<peer> peers; ///< in the order of the request
 };
 

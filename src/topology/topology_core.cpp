@@ -42,8 +42,8 @@ bool topology_core::has_ended(std::size_t place) const {
 
 bool topology_core::is_connected(std::size_t place) const {
   auto& x = nodes_[place];
-  auto live = x.on->state().live_generation();
-  return live != 0 && x.findings.generation == live;
+  auto live = x.on->state().live_incarnation();
+  return live != 0 && x.findings.incarnation == live;
 }
 
 /// Returns the generations that were connected last. The devices' own ones may have changed since.
@@ -274,6 +274,7 @@ void topology_core::on_connected(std::size_t place, const peer_findings& found) 
     std::lock_guard lock{mutex_};
     auto& here = nodes_[place];
     here.findings.generation = found.generation;
+    here.findings.incarnation = found.incarnation;
     here.findings.peers.assign(size(), {});
     auto next = found.peers.begin();
     for (std::size_t i = 0; i < size() && next != found.peers.end(); ++i)

@@ -49,8 +49,8 @@ std::vector<world_member> world_core::members_without(locked, rank_set absent) c
   std::vector<world_member> result;
   for (std::size_t i = 0; i < lanes_.size(); ++i)
     if (!absent.contains(i))
-      result.push_back(
-          {static_cast<int>(i), lanes_[i]->state().ordinal(), lanes_[i]->state().generation()});
+      result.push_back({static_cast<int>(i), lanes_[i]->state().ordinal(),
+                        lanes_[i]->state().generation(), lanes_[i]->state().incarnation()});
   return result;
 }
 

@@ -188,14 +188,15 @@ protected:
     return {2, {{1, part_}}, {{0, ref_}, {2, part_}}, options_};
   }
   device_changed sample(type<device_changed>) const {
-    return {2, device_phase::failed, 8, make_error(some_failure())};
+    return {2, device_phase::failed, 8, make_error(some_failure()), 9};
   }
   device_stats sample(type<device_stats>) const {
-    return {1, device_phase::ready, 2, "name", "0000:01:00.0", 9, 1, 3, 4, 5, 6, 7};
+    return {1, device_phase::ready, 2, "name", "0000:01:00.0", 9, 1, 3, 4, 5, 6, 7, 8};
   }
-  world_member sample(type<world_member>) const { return {1, 2, 3}; }
+  world_member sample(type<world_member>) const { return {1, 2, 3, 4}; }
   world_status sample(type<world_status>) const {
-    return {"w", world_phase::failed, 3, 2, {{0, 1, 5}, {1, 0, 6}}, make_error(some_failure()),
+    return {"w", world_phase::failed,          3,
+            2,   {{0, 1, 5, 7}, {1, 0, 6, 8}}, make_error(some_failure()),
             true};
   }
   allocate sample(type<allocate>) const { return {77, dtype::bfloat16, true, options_}; }

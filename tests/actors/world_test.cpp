@@ -63,7 +63,7 @@ TEST(World, IsReadyWhenItIsOpen) {
   ASSERT_EQ(status.members.size(), w.size());
   ASSERT_EQ(w.size(), system.ordinals().size());
   for (std::size_t i = 0; i < w.size(); ++i) {
-    EXPECT_EQ(status.members[i], (world_member{static_cast<int>(i), static_cast<int>(i), 1}));
+    EXPECT_EQ(status.members[i], (world_member{static_cast<int>(i), static_cast<int>(i), 1, 1}));
     EXPECT_EQ(w.device_of(i).ordinal(), static_cast<int>(i));
   }
   const auto told = must(ask<world_status>(system, w.actor(), get_status{}));

@@ -247,7 +247,7 @@ TEST(Hosts, MoveContent) {
   auto d = must(device::open(system, 3));
   EXPECT_TRUE(works(d));
   EXPECT_TRUE(moves(d, std::size_t{40} << 20)); // in pieces
-  EXPECT_TRUE(kept_memory{d}.is_there());
+  EXPECT_TRUE(other_memory{d}.is_there());
 }
 
 TEST(Hosts, PinnedMemoryGoesBothWays) {
@@ -361,7 +361,7 @@ TEST(HostLoss, AWorkerIsLostAlone) {
   test_fleet fleet;
   test_system system{fleet.system()};
   auto w = system.open_world();
-  const auto why = is_lost_alone(system, w, 3, 2);
+  const auto why = is_lost_alone(system, w, 3, 2, false);
   EXPECT_EQ(failure_of(why)->device, 3);
   EXPECT_NE(describe(why).find("on host alpha"), std::string::npos) << describe(why);
 }
@@ -371,7 +371,7 @@ TEST(HostLoss, AnAgentThatIsKilledComesBack) {
   test_system system{fleet.system()};
   auto w = system.open_world();
   device_feed feed{system, system.device_actor(2)};
-  const kept_memory kept{w.device_of(0)};
+  const other_memory kept{w.device_of(0)};
   auto lost = must(w.device_of(2).allocate<float>(1000));
   const auto before = feed.until(device_phase::ready).generation;
   const auto worker = worker_of(system, 2);
@@ -556,7 +556,7 @@ TEST(HostLoss, ASpareOnAnotherHostTakesOver) {
   for (int i = 0; i < kills; ++i) {
     const auto before = feed.until(
         [](const world_status& x) { return x.phase == world_phase::ready && x.standby_ready; });
-    spare_takes_over(w, feed, 1 + static_cast<std::size_t>(i) % 2, before);
+    spare_takes_over(w, feed, 1 + static_cast<std::size_t>(i) % 2, before, false);
     EXPECT_TRUE(works(w));
   }
 }

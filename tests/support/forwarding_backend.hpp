@@ -97,6 +97,11 @@ public:
     inner_->set_loss_signal(std::move(signal));
   }
   caf::error loss() const noexcept override { return inner_->loss(); }
+  bool may_keep_memory(const caf::error& loss) const noexcept override {
+    return inner_->may_keep_memory(loss);
+  }
+  std::function<bool()> lost_work() const noexcept override { return inner_->lost_work(); }
+  caf::error take_over() noexcept override { return inner_->take_over(); }
   bool runs_cuda() const noexcept override { return inner_->runs_cuda(); }
   bool signals_completion() const noexcept override { return inner_->signals_completion(); }
   void set_completion_signal(std::function<void()> signal) noexcept override {

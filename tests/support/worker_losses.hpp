@@ -29,13 +29,16 @@ inline system_options in_worker_processes(int devices, const std::shared_ptr<doo
           }};
 }
 
+/// Returns whether the device memory of a lost worker is kept. CUDA's comes from pools.
+inline bool keeps_memory() { return !on_cuda(); }
+
 /// Kills the device's worker. Returns the error that reports the loss.
 inline caf::error kill_worker(const device& of) { return error_of(answer_of(launch_death(of))); }
 
 /// Memory whose content must not change, whichever other device is lost.
-class kept_memory {
+class other_memory {
 public:
-  explicit kept_memory(device on) : on_(std::move(on)), ref_(must(on_.allocate<float>(size))) {
+  explicit other_memory(device on) : on_(std::move(on)), ref_(must(on_.allocate<float>(size))) {
     must(answer_of(on_.fill(ref_, content)));
   }
   /// For EXPECT_TRUE.
@@ -54,33 +57,38 @@ private:
 };
 
 /// Kills the worker of rank `lost`. The device must come back, and rank `other` is not affected.
+/// @param keeps whether the lost device keeps its memory
 /// @return the error that reported the loss
 inline caf::error is_lost_alone(test_system& system, const world& w, std::size_t lost,
-                                std::size_t other) {
+                                std::size_t other, bool keeps = keeps_memory()) {
   const auto d = w.device_of(lost);
   device_feed feed{system, system.device_actor(d.ordinal())};
-  const kept_memory kept{w.device_of(other)};
-  auto gone = must(d.allocate<float>(1000));
-  const auto before = feed.until(device_phase::ready).generation;
+  const other_memory kept{w.device_of(other)};
+  auto memory = must(d.allocate<float>(1000));
+  const auto before = feed.until(device_phase::ready);
   auto why = kill_worker(d);
   EXPECT_EQ(code_of(why), errc::worker_lost);
-  EXPECT_EQ(feed.until(device_phase::ready, before + 1).generation, before + 1);
-  EXPECT_TRUE(gone.stale());
+  const auto now = feed.until(device_phase::ready, before.incarnation + 1);
+  EXPECT_EQ(now.incarnation, before.incarnation + 1);
+  EXPECT_EQ(now.generation, before.generation + (keeps ? 0 : 1));
+  EXPECT_EQ(memory.stale(), !keeps);
   EXPECT_TRUE(works(w));
   EXPECT_TRUE(kept.is_there());
   return why;
 }
 
-/// Kills a rank's worker. Expects that its spare becomes the device, in the next generation.
+/// Kills a rank's worker. Expects that its spare becomes the device.
 /// @param before the world's status, with its standbys ready
+/// @param keeps  whether the device keeps its memory
 inline void spare_takes_over(const world& w, world_feed& feed, std::size_t rank,
-                             const world_status& before) {
+                             const world_status& before, bool keeps = keeps_memory()) {
   EXPECT_EQ(code_of(kill_worker(w.device_of(rank))), errc::worker_lost);
   const auto now = feed.until(world_phase::ready, before.epoch + 1);
   EXPECT_FALSE(now.standby_ready);
   EXPECT_EQ(now.membership, before.membership + 1);
   auto members = before.members;
-  ++members[rank].generation;
+  ++members[rank].incarnation;
+  members[rank].generation += keeps ? 0 : 1;
   EXPECT_EQ(now.members, members);
 }
 

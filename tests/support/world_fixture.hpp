@@ -240,9 +240,9 @@ public:
   device_feed(caf::actor_system& sys, const caf::actor& to) : feed(sys, to, watch_generation{}) {}
 
   using feed::until;
-  device_changed until(device_phase phase, std::uint64_t from_generation = 0) {
+  device_changed until(device_phase phase, std::uint64_t from_incarnation = 0) {
     return feed::until([&](const device_changed& x) {
-      return x.phase == phase && x.generation >= from_generation;
+      return x.phase == phase && x.incarnation >= from_incarnation;
     });
   }
 };

@@ -287,35 +287,50 @@ TEST_F(DeviceSlabs, AreAsManyAsThereMayBe) {
   must(slabs.allocate(8192)); // the empty one makes room
 }
 
-/// Says yes to all requests, and counts them.
-class willing_control final : public detail::control_sender {
-public:
-  willing_control(std::map<control, int>& counts, std::weak_ptr<worker_link>& link)
-      : counts_(counts), link_(link) {}
-  caf::error send(std::span<const std::byte> message, std::optional<int>) noexcept override {
-    detail::wire_reader reader{message};
-    const auto head = reader.get<detail::control_head>();
-    ++counts_[head.kind];
-    link_.lock()->received(answer_to(head, {}).bytes());
-    return {};
-  }
-
-private:
-  std::map<control, int>& counts_;
-  std::weak_ptr<worker_link>& link_;
-};
-
-/// A worker of another device.
+/// Another worker. It counts its requests.
 struct other_worker {
   other_worker() {
     auto area = std::make_shared<detail::link_area>();
-    link = std::make_shared<worker_link>(1, *area, area,
-                                         std::make_unique<willing_control>(counts, itself));
+    link = std::make_shared<worker_link>(1, *area, area, std::make_unique<control_of>(*this));
+    link->set_slab_granularity(4096);
     itself = link;
   }
+  void reply(const detail::control_head& to) {
+    const auto error = to.kind == control::map_slab && maps_left-- <= 0
+                           ? make_error(errc::out_of_memory, "on purpose")
+                           : caf::error{};
+    itself.lock()->received(answer_to(to, error).bytes());
+  }
+  void reply_to_all() {
+    for (auto& x : std::exchange(waiting, {}))
+      reply(x);
+  }
+
   std::map<control, int> counts;
+  int maps_left = 1000; ///< more are refused
+  bool replies = true;  ///< at once; else by `reply_to_all`
+  std::vector<detail::control_head> waiting;
   std::weak_ptr<worker_link> itself;
   std::shared_ptr<worker_link> link;
+
+private:
+  class control_of final : public detail::control_sender {
+  public:
+    explicit control_of(other_worker& of) : of_(of) {}
+    caf::error send(std::span<const std::byte> message, std::optional<int>) noexcept override {
+      detail::wire_reader reader{message};
+      const auto head = reader.get<detail::control_head>();
+      ++of_.counts[head.kind];
+      if (of_.replies)
+        of_.reply(head);
+      else
+        of_.waiting.push_back(head);
+      return {};
+    }
+
+  private:
+    other_worker& of_;
+  };
 };
 
 TEST_F(DeviceSlabs, AreMappedByOthersWhenTheyFirstNeedThem) {
@@ -354,6 +369,72 @@ TEST_F(DeviceSlabs, AreDroppedByOthersWithTheWorkerThatMadeThem) {
   }
   EXPECT_EQ(other.counts[control::map_slab], 2);
   EXPECT_EQ(other.counts[control::drop_slab], 2);
+}
+
+TEST_F(DeviceSlabs, AreGivenToTheNextWorker) {
+  device_slabs slabs{0, shared_, forever};
+  begin(slabs);
+  void* const memory = must(slabs.allocate(mib));
+  void* const large = must(slabs.allocate(100 * mib));
+  other_worker next;
+  must(slabs.move_to(next.link));
+  slabs.begin(next.link); // changes nothing
+  EXPECT_EQ(next.counts[control::map_slab], 2);
+  EXPECT_EQ(events_.unmapped, 0);
+  EXPECT_TRUE(slabs.deallocate(large));
+  must(slabs.give_back_unused());
+  EXPECT_EQ(next.counts[control::unmap_slab], 1);
+  EXPECT_EQ(next.counts[control::drop_slab], 0);
+  other_worker other;
+  must(shared_->reach(memory, mib, *other.link));
+  EXPECT_NE(must(slabs.allocate(mib)), memory);
+}
+
+TEST_F(DeviceSlabs, AreMappedByASpareWhenTheyAppear) {
+  device_slabs slabs{0, shared_, forever};
+  begin(slabs);
+  must(slabs.allocate(mib));
+  other_worker spare;
+  must(slabs.prepare(spare.link));
+  EXPECT_EQ(spare.counts[control::map_slab], 1);
+  spare.replies = false; // the allocation does not wait for it
+  must(slabs.allocate(100 * mib));
+  EXPECT_EQ(spare.counts[control::map_slab], 2);
+  spare.replies = true;
+  spare.reply_to_all();
+  must(slabs.move_to(spare.link));
+  EXPECT_EQ(spare.counts[control::map_slab], 2);
+  must(slabs.clear());
+  EXPECT_EQ(spare.counts[control::unmap_slab], 2);
+  EXPECT_EQ(spare.counts[control::drop_slab], 0);
+}
+
+TEST_F(DeviceSlabs, AreDroppedByASpareThatDoesNotGetThem) {
+  device_slabs slabs{0, shared_, forever};
+  begin(slabs);
+  must(slabs.allocate(mib));
+  other_worker spare;
+  must(slabs.prepare(spare.link));
+  spare.replies = false;
+  must(slabs.allocate(100 * mib));
+  slabs.begin(spare.link); // as the device's worker, without the memory
+  EXPECT_EQ(spare.counts[control::drop_slab], 1) << "the other one is not mapped yet";
+  spare.replies = true;
+  spare.reply_to_all();
+  EXPECT_EQ(spare.counts[control::drop_slab], 2);
+}
+
+TEST_F(DeviceSlabs, AreDroppedByANextWorkerThatCannotMapAll) {
+  device_slabs slabs{0, shared_, forever};
+  begin(slabs);
+  must(slabs.allocate(mib));
+  must(slabs.allocate(100 * mib));
+  other_worker next;
+  next.maps_left = 1;
+  EXPECT_TRUE(has_code(slabs.move_to(next.link), errc::out_of_memory));
+  slabs.begin(next.link);
+  EXPECT_EQ(next.counts[control::drop_slab], 1);
+  EXPECT_EQ(slabs.free_bytes(), 0u);
 }
 
 TEST(NextSlab, IsLargeEnoughAndGrowsWithTheirNumber) {

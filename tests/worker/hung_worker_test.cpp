@@ -142,12 +142,12 @@ TEST(HungWorker, InACollectiveIsLostAlone) {
   config.limits.stall_limit = 200ms;
   auto w = system.open_world(config);
   device_feed feed{system, system.device_actor(0)};
-  const kept_memory kept{w.device_of(1)};
-  const auto before = feed.until(device_phase::ready).generation;
+  const other_memory kept{w.device_of(1)};
+  const auto before = feed.until(device_phase::ready).incarnation;
   auto data = must(w.allocate<float>(1000));
   send_signal(book.wait(3).front(), SIGSTOP); // the first worker of the pool is that of device 0
   EXPECT_FALSE(answer_of(w.all_reduce(data, reduce_op::sum)));
-  EXPECT_EQ(feed.until(device_phase::ready, before + 1).generation, before + 1);
+  EXPECT_EQ(feed.until(device_phase::ready, before + 1).incarnation, before + 1);
   const auto& seen = feed.seen();
   EXPECT_TRUE(std::any_of(seen.begin(), seen.end(), [](const device_changed& x) {
     return has_code(x.reason, errc::worker_lost) && says(x.reason, "lane_stuck");
@@ -164,7 +164,7 @@ TEST(HungWorker, InsideACallIsKilledThoughItBeats) {
   test_system system{in_workers_of(options)};
   auto d = system.open();
   device_feed feed{system, system.device_actor()};
-  const auto before = feed.until(device_phase::ready).generation;
+  const auto before = feed.until(device_phase::ready).incarnation;
   const stopwatch watch;
   const auto error = error_of(answer_of(d.launch("hang", {}, {}, {})));
   EXPECT_GE(watch.elapsed(), 300ms);

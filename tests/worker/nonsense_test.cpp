@@ -347,7 +347,7 @@ TEST(Nonsense, WordsOfAWorkerThatIsGoneAreDone) {
   x.link->lose(make_error(errc::worker_lost, "the test wants it"));
   for (auto& word : x.shared.area->done)
     word.store(0);
-  x.link->gone();
+  x.link->reaped();
   for (auto& word : x.shared.area->done)
     ASSERT_GE(word.load(), std::uint64_t{1} << 62);
 }

@@ -69,7 +69,7 @@ TEST_P(LossBesideCopies, HarmsNoOther) {
   EXPECT_TRUE(eventually([&] { return t.graph().settled; }));
   const auto victim = system.open(lost);
   for (std::uint32_t round = 1; round <= 3; ++round) {
-    const kept_memory kept{system.open(2)};
+    const other_memory kept{system.open(2)};
     std::vector<std::pair<gpu_ref<std::uint32_t>, pending<void>>> all;
     auto source = must(system.open(0).allocate<std::uint32_t>(count));
     must(answer_of(system.open(0).fill(source, round)));

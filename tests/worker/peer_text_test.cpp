@@ -23,7 +23,7 @@ using detail::worker_link;
 
 TEST(PeerText, IsInTheReportOfAWorker) {
   detail::report_area area;
-  area.write(-5, hostile_text());
+  area.write(-5, hostile_text(), 0);
   const auto report = area.read();
   ASSERT_TRUE(report);
   EXPECT_TRUE(report->text.starts_with(hostile_begin)) << report->text;
@@ -95,7 +95,7 @@ TEST(PeerText, IsInTheNameOfADevice) {
   std::thread driver{[&] { service.run(); }};
   const auto link = std::make_shared<worker_link>(0, *area, area, std::make_unique<no_control>());
   {
-    detail::remote_device device{std::make_shared<one_worker>(link), 0};
+    detail::remote_device device{std::make_shared<one_worker>(link), 0, kept_memory::none};
     must(device.bind());
     const auto got = must(device.properties());
     for (auto* name : {&got.name, &got.pci_id}) {

@@ -576,9 +576,9 @@ TEST_F(Programs, AreToldWhichRankIsGone) {
     EXPECT_EQ(code_of(kill(0)), errc::worker_lost);
     ASSERT_TRUE(until_more_reports(n - 1));
   }
-  ASSERT_TRUE(until([&] { return is_full() && view_.members[0].generation == 2; }));
+  ASSERT_TRUE(until([&] { return is_full() && view_.members[0].incarnation == 2; }));
   for (std::size_t i = 1; i < n; ++i)
-    EXPECT_EQ(view_.members[i].generation, 1u) << "rank " << i;
+    EXPECT_EQ(view_.members[i].incarnation, 1u) << "rank " << i;
   EXPECT_TRUE(nobody_failed());
 }
 
@@ -628,25 +628,25 @@ TEST_P(ProgramsGoOn, AfterKills) {
   start(3, {"sums for ever", {}}, limits);
   const auto n = system_->ordinals().size();
   auto is_full = [&] { return view_.phase == world_phase::ready && view_.members.size() == n; };
-  std::vector<std::uint64_t> generations(n, 1); // of the ranks' devices: each kill adds one
+  std::vector<std::uint64_t> incarnations(n, 1); // of the ranks' devices: each kill adds one
   for (int i = 0; i < kills; ++i) {
     ASSERT_TRUE(until([&] {
       return is_full() && (GetParam().standby == standby_policy::none || view_.standby_ready);
     }));
     ASSERT_TRUE(until_more_reports(6)) << "after " << i << " kills";
     for (auto& x : view_.members)
-      EXPECT_EQ(x.generation, generations[static_cast<std::size_t>(x.rank)])
+      EXPECT_EQ(x.incarnation, incarnations[static_cast<std::size_t>(x.rank)])
           << "rank " << x.rank << " after " << i << " kills";
     const auto epoch = view_.epoch;
     const auto victim = static_cast<std::size_t>(i) % n;
     EXPECT_EQ(code_of(kill(static_cast<int>(victim))), errc::worker_lost);
-    ++generations[victim];
+    ++incarnations[victim];
     ASSERT_TRUE(until([&] { return view_.phase == world_phase::ready && view_.epoch > epoch; }));
   }
   ASSERT_TRUE(until(is_full));
   ASSERT_TRUE(until_more_reports(6));
   for (auto& x : view_.members)
-    EXPECT_EQ(x.generation, generations[static_cast<std::size_t>(x.rank)]) << "rank " << x.rank;
+    EXPECT_EQ(x.incarnation, incarnations[static_cast<std::size_t>(x.rank)]) << "rank " << x.rank;
   EXPECT_TRUE(nobody_failed());
 }
 
@@ -706,7 +706,7 @@ TEST_F(Programs, AreAskedAgainWhenTheyAreBegunAnew) {
   expect_text(answer_to(*system_, actor_, 0), {"\"echo\" of rank 0 has ended", "it was done"});
   EXPECT_EQ(code_of(kill(0)), errc::worker_lost);
   ASSERT_TRUE(until(
-      [this] { return view_.phase == world_phase::ready && view_.members[0].generation == 2; }));
+      [this] { return view_.phase == world_phase::ready && view_.members[0].incarnation == 2; }));
   must(ask<void>(*system_, actor_, program_message{0, {7}}));
   EXPECT_TRUE(until_more_reports(1));
 }
@@ -745,19 +745,19 @@ TEST_F(Programs, WhoseProcessSaysNonsenseLoseItAlone) {
              }},
         {"echo", {}});
   ASSERT_TRUE(until([this] { return view_.phase == world_phase::ready; }));
-  const kept_memory kept{must(device::open(*system_, 1))};
+  const other_memory kept{must(device::open(*system_, 1))};
   std::vector<std::byte> long_text(161, std::byte{0xff});
   detail::program_note of_another;
   of_another.what = detail::program_note::kind::ready;
   of_another.world = 1;
   of_another.rank = 1; // a rank of the other device
   const auto about_another = to_bytes(of_another);
-  std::uint64_t generation = view_.members[0].generation;
+  std::uint64_t incarnation = view_.members[0].incarnation;
   for (const auto& nonsense : {std::span<const std::byte>{long_text}, {about_another}}) {
     voice->say(0, nonsense);
-    ++generation;
+    ++incarnation;
     ASSERT_TRUE(until([&] {
-      return view_.phase == world_phase::ready && view_.members[0].generation == generation;
+      return view_.phase == world_phase::ready && view_.members[0].incarnation == incarnation;
     }));
   }
   EXPECT_TRUE(kept.is_there());

@@ -89,7 +89,7 @@ TEST(WorkerBackend, MovesAndComputes) {
   auto d = must(device::open(system, 1));
   EXPECT_TRUE(works(d));
   EXPECT_TRUE(moves(d, std::size_t{40} << 20)); // in pieces
-  EXPECT_TRUE(kept_memory{d}.is_there());
+  EXPECT_TRUE(other_memory{d}.is_there());
 }
 
 TEST(WorkerBackend, SumsOverProcesses) {
@@ -449,7 +449,7 @@ TEST(WorkerBackend, GoesOnWithASpare) {
   config.limits.restarts = 1000;
   auto w = system.open_world(config);
   world_feed feed{system, w.actor()};
-  const kept_memory kept{w.device_of(0)};
+  const other_memory kept{w.device_of(0)};
   std::atomic<bool> stop = false;
   std::atomic<int> right = 0;
   std::thread client{[&] { add_up(w, stop, right); }};
@@ -541,11 +541,11 @@ TEST(WorkerBackend, AWorldWithMuchToReadGoesOnWithItsSpareAlone) {
     }};
     ASSERT_TRUE(eventually([&] { return questions > 10'000; }));
     EXPECT_EQ(code_of(kill_worker(lost)), errc::worker_lost);
-    EXPECT_EQ(lives.until(device_phase::ready, 2).generation, 2u);
+    EXPECT_EQ(lives.until(device_phase::ready, 2).incarnation, 2u);
   }
   const auto now = feed.until(world_phase::ready, before.epoch + 1);
   EXPECT_EQ(now.membership, before.membership + 1);
-  EXPECT_EQ(now.members[1].generation, 2u);
+  EXPECT_EQ(now.members[1].incarnation, 2u);
   EXPECT_TRUE(works(w));
 }
 

@@ -504,7 +504,7 @@ TEST(WorkerProcess, ItsReportIsTold) {
     const auto end = seen.wait_end();
     ASSERT_TRUE(end.report);
     EXPECT_EQ(end.report->code, -5);
-    EXPECT_EQ(end.report->text, text.substr(0, 1012));
+    EXPECT_EQ(end.report->text, text.substr(0, 1008));
     EXPECT_EQ(seen.wait_exit().status, 9);
   }
 }

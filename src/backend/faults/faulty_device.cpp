@@ -223,6 +223,11 @@ public:
   }
 
   caf::error loss() const noexcept override { return inner_->loss(); }
+  bool may_keep_memory(const caf::error& loss) const noexcept override {
+    return inner_->may_keep_memory(loss);
+  }
+  std::function<bool()> lost_work() const noexcept override { return inner_->lost_work(); }
+  caf::error take_over() noexcept override { return inner_->take_over(); }
 
   bool runs_cuda() const noexcept override { return inner_->runs_cuda(); }
 

@@ -37,7 +37,7 @@ std::size_t host_slabs::granularity() noexcept {
 
 host_slabs::~host_slabs() {
   for (const auto& [address, x] : mapped_)
-    if (::munmap(address, x.what.size_bytes) != 0)
+    if (::munmap(address, x.size_bytes) != 0)
       log(log_level::error, "slab", system_failure("munmap", errno, "cannot unmap it"));
 }
 
@@ -61,7 +61,7 @@ caf::expected<file_descriptor> host_slabs::make(const memory_slab& what, std::si
   auto file = make_memory_file(what.size_bytes);
   if (!file)
     return as_out_of_memory(file.error());
-  if (auto err = map(what, file->get(), true))
+  if (auto err = map_file(what, file->get()))
     return err;
   poison(what);
   return std::move(*file);
@@ -77,10 +77,10 @@ caf::error host_slabs::map(const memory_slab& what, int descriptor) {
     return fail(errc::invalid_argument, what,
                 "a file of " + std::to_string(found.st_size) + " bytes is not a slab of " +
                     std::to_string(what.size_bytes));
-  return map(what, descriptor, false);
+  return map_file(what, descriptor);
 }
 
-caf::error host_slabs::map(const memory_slab& what, int descriptor, bool is_own) {
+caf::error host_slabs::map_file(const memory_slab& what, int descriptor) {
   void* const place = ::mmap(what.address, what.size_bytes, PROT_READ | PROT_WRITE,
                              MAP_SHARED | MAP_FIXED_NOREPLACE, descriptor, 0);
   if (place == MAP_FAILED && errno != EEXIST)
@@ -91,7 +91,7 @@ caf::error host_slabs::map(const memory_slab& what, int descriptor, bool is_own)
     return fail(errc::unavailable, what, "the address of a slab is in use");
   }
   const std::lock_guard lock{mutex_};
-  mapped_.emplace(what.address, mapping{what, is_own});
+  mapped_.emplace(what.address, what);
   return {};
 }
 
@@ -99,7 +99,7 @@ caf::error host_slabs::unmap(const memory_slab& what) {
   {
     const std::lock_guard lock{mutex_};
     const auto found = mapped_.find(what.address);
-    if (found == mapped_.end() || found->second.what.size_bytes != what.size_bytes)
+    if (found == mapped_.end() || found->second.size_bytes != what.size_bytes)
       return fail(errc::invalid_argument, what, "there is no such slab");
     mapped_.erase(found);
   }
@@ -112,8 +112,8 @@ std::size_t host_slabs::bytes_on(int ordinal) const {
   std::size_t result = 0;
   const std::lock_guard lock{mutex_};
   for (const auto& [address, x] : mapped_)
-    if (x.is_own && x.what.ordinal == ordinal)
-      result += x.what.size_bytes;
+    if (x.ordinal == ordinal)
+      result += x.size_bytes;
   return result;
 }
 

@@ -26,20 +26,15 @@ public:
   caf::error map(const memory_slab& what, int descriptor);
   /// Implements `backend::unmap_slab`.
   caf::error unmap(const memory_slab& what);
-  /// Returns how many bytes the slabs of a device have.
+  /// Returns how many bytes the slabs of a device have that are mapped.
   std::size_t bytes_on(int ordinal) const;
 
 private:
-  struct mapping {
-    memory_slab what;
-    bool is_own = false; ///< made here: it counts as memory of the device
-  };
-
   static caf::error check(const memory_slab& what);
-  caf::error map(const memory_slab& what, int descriptor, bool is_own);
+  caf::error map_file(const memory_slab& what, int descriptor);
 
   mutable std::mutex mutex_;
-  std::map<void*, mapping> mapped_;
+  std::map<void*, memory_slab> mapped_; ///< by address
 };
 
 } // namespace troupe::detail

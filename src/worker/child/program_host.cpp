@@ -234,7 +234,7 @@ caf::error program_host::take(communicator_key key, communicator_ranks rank,
   x.epochs.emplace(key, note->view.epoch);
   for (auto& member : note->view.members)
     if (member.rank == note->rank)
-      x.generation = member.generation;
+      x.incarnation = member.incarnation;
   const bool is_new = !std::exchange(x.begins, true);
   const bool is_there = x.begun;
   lock.unlock();
@@ -248,7 +248,7 @@ caf::error program_host::take(communicator_key key, communicator_ranks rank,
   if (is_new)
     begin_soon(std::move(*note), std::move(core));
   else if (is_there)
-    tell_ready(note->world); // the generation may be another one
+    tell_ready(note->world); // the incarnation may be another one
   return {};
 }
 
@@ -305,7 +305,7 @@ void program_host::tell_ready(std::uint64_t number) {
   if (i == worlds_.end())
     return;
   auto ready = note_of(program_note::kind::ready, number, i->second.rank);
-  ready.generation = i->second.generation;
+  ready.incarnation = i->second.incarnation;
   lock.unlock();
   tell(ready);
 }

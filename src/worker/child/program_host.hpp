@@ -45,7 +45,7 @@ private:
   /// A world with one rank here.
   struct hosted {
     std::int32_t rank = 0;
-    std::uint64_t generation = 0; ///< of the rank's device, as the parent counts
+    std::uint64_t incarnation = 0; ///< of the rank's device, as the parent counts
     std::shared_ptr<world_core> core;
     bool begins = false; ///< its program is beginning, or has begun
     bool begun = false;

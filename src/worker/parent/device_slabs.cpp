@@ -61,12 +61,55 @@ void device_slabs::begin(std::shared_ptr<worker_link> worker) {
   removed former;
   {
     const std::lock_guard lock{mutex_};
+    if (worker_ == worker)
+      return;
     former = take_all();
     worker_ = std::move(worker);
     unit_ = worker_->slab_granularity();
   }
   for (auto& x : former.slabs)
     shared_->remove(x.what);
+}
+
+std::vector<memory_slab> device_slabs::all() const {
+  const std::lock_guard lock{mutex_};
+  std::vector<memory_slab> result;
+  for (auto& [number, x] : slabs_)
+    result.push_back(x.what);
+  return result;
+}
+
+caf::error device_slabs::move_to(std::shared_ptr<worker_link> worker) {
+  if (worker->slab_granularity() != unit_)
+    return make_error({.code = errc::not_supported,
+                       .detail = "the new worker has slabs of another kind",
+                       .device = ordinal_});
+  const std::lock_guard turn{giving_back_}; // else the former worker would be asked
+  const auto slabs = all();
+  if (auto error = map(slabs, *worker); error)
+    return error;
+  for (auto& x : slabs)
+    shared_->give_to(x, *worker);
+  const std::lock_guard lock{mutex_};
+  worker_ = std::move(worker);
+  return {};
+}
+
+caf::error device_slabs::map(const std::vector<memory_slab>& slabs, worker_link& in) const {
+  for (auto& x : slabs) // side by side
+    shared_->begin_to_map(x, in);
+  for (auto& x : slabs)
+    if (auto error = shared_->map(x, in); error)
+      return error;
+  return {};
+}
+
+caf::error device_slabs::prepare(const std::shared_ptr<worker_link>& spare) {
+  {
+    const std::lock_guard lock{mutex_};
+    spare_ = spare; // first: slabs that appear meanwhile are mapped, too
+  }
+  return map(all(), *spare);
 }
 
 device_slabs::removed device_slabs::take_all() {
@@ -185,12 +228,18 @@ caf::error device_slabs::make(std::size_t slab_bytes) {
                                  "have reached its limit",
                        .device = ordinal_});
   }
-  const std::lock_guard lock{mutex_};
-  const auto number = space_.add(slab_bytes);
-  if (!number)
-    return make_error(errc::internal, "there are too many slabs");
-  shared_->add(what, std::move(made->descriptor));
-  slabs_.emplace(*number, slab{what, {}});
+  std::shared_ptr<worker_link> spare;
+  {
+    const std::lock_guard lock{mutex_};
+    const auto number = space_.add(slab_bytes);
+    if (!number)
+      return make_error(errc::internal, "there are too many slabs");
+    shared_->add(what, std::move(made->descriptor));
+    slabs_.emplace(*number, slab{what, {}});
+    spare = spare_.lock();
+  }
+  if (spare)
+    shared_->begin_to_map(what, *spare);
   return {};
 }
 

@@ -6,6 +6,7 @@
 #include "worker/parent/slab_space.hpp"
 #include "worker/parent/worker_link.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -38,11 +39,20 @@ public:
   device_slabs(const device_slabs&) = delete;
   device_slabs& operator=(const device_slabs&) = delete;
 
-  /// Begins anew with a worker. Drops all slabs, which were another worker's.
+  /// Begins anew with a worker, and drops all slabs of a former one. Does nothing if the slabs are
+  /// those of `worker`.
   void begin(std::shared_ptr<worker_link> worker);
+  /// Gives all slabs to `worker`, at the same addresses. The former worker is lost.
+  /// @errors those of `worker`: then it has some of them, and `begin` drops all
+  caf::error move_to(std::shared_ptr<worker_link> worker);
+  /// Maps the slabs that there are, and later ones, in a worker that may become the device's.
+  /// @errors those of `spare`
+  /// @thread any
+  caf::error prepare(const std::shared_ptr<worker_link>& spare);
   void set_device_bytes(std::size_t x) noexcept { device_bytes_ = x; }
   /// Returns whether the worker can make slabs.
-  bool are_possible() const noexcept { return unit_ != 0; }
+  /// @thread any
+  bool are_possible() const noexcept { return unit_.load(std::memory_order_relaxed) != 0; }
 
   /// @errors errc::out_of_memory: nothing changed; errc::unavailable: also without a descriptor;
   ///         errc::worker_lost
@@ -79,6 +89,8 @@ private:
 
   /// Removes the slabs that are empty since `when` or before.
   removed take_empty(clock::time_point when);
+  std::vector<memory_slab> all() const;
+  caf::error map(const std::vector<memory_slab>& slabs, worker_link& in) const;
   /// Removes all slabs. Needs `mutex_`.
   removed take_all();
   /// Gives slabs back to the device.
@@ -94,12 +106,13 @@ private:
   std::shared_ptr<worker_link> worker_; ///< the lane changes it with `mutex_`
   std::mutex giving_back_;              ///< held while empty slabs are given back; before `mutex_`
   std::size_t device_bytes_ = 0;
-  std::size_t unit_ = 0; ///< as `backend::slab_granularity`
+  std::atomic<std::size_t> unit_{0}; ///< as `backend::slab_granularity`
 
   mutable std::mutex mutex_; ///< guards the members below
   slab_space space_;
   std::map<std::uint32_t, slab> slabs_; ///< by number in `space_`
   std::unordered_map<void*, slab_range> taken_;
+  std::weak_ptr<worker_link> spare_;
   bool ends_ = false;
   std::condition_variable changed_;
   std::thread keeper_; ///< gives empty slabs back; started by the lane

@@ -55,9 +55,14 @@ caf::error lost_by(int device, const worker_process& process, const worker_end& 
                    const worker_settings& settings) {
   auto detail =
       "its worker, process " + std::to_string(process.id()) + ", " + text_of(end, settings);
-  if (end.report)
-    detail += ": " + end.report->text;
-  return lost_worker(device, std::move(detail));
+  failure why{.code = errc::worker_lost, .detail = std::move(detail), .device = device};
+  if (end.report) {
+    why.detail += ": " + end.report->text;
+    if (end.report->code == static_cast<std::int32_t>(errc::device_fault))
+      why.cause = errc::device_fault;
+    why.native_code = end.report->native_code;
+  }
+  return make_error(std::move(why));
 }
 
 caf::error unwanted(int device) {
@@ -85,7 +90,7 @@ struct process_pool::life {
     const auto to = link.lock();
     lock.unlock();
     if (to)
-      to->gone();
+      to->reaped();
   }
 
   /// Passes messages of the worker on until there are no more.
@@ -298,7 +303,7 @@ void process_pool::end(running& x, const caf::error& why) noexcept {
   x.link->wait_until_told();
   // Until the process is gone, it may write the words that other devices wait for.
   if (x.of->process->wait_exit(clock::now() + kill_limit))
-    x.link->gone();
+    x.link->reaped();
   static_cast<void>(segments().remove(x.of->process->memory().bytes().data())); // may be missing
   x.of->process->socket().interrupt();
   if (x.receiver.joinable())

@@ -1,13 +1,21 @@
 #include "worker/parent/remote_device.hpp"
 
+#include "foundation/enum_name.hpp"
 #include "foundation/error_text.hpp"
 #include "foundation/peer_text.hpp"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <thread>
 #include <utility>
+
+namespace troupe {
+
+std::string_view to_string(kept_memory x) noexcept { return detail::enum_name(x); }
+
+} // namespace troupe
 
 namespace troupe::detail {
 
@@ -17,10 +25,23 @@ stream_id id_of(stream_view x) noexcept { return reinterpret_cast<stream_id>(x.n
 std::uint64_t address_of(const void* x) noexcept { return reinterpret_cast<std::uint64_t>(x); }
 remote_event& event_of(event_view x) noexcept { return *static_cast<remote_event*>(x.native); }
 
+/// Errors of memory and links as CUDA numbers them: cudaErrorECCUncorrectable,
+/// cudaErrorNvlinkUncorrectable, cudaErrorContained.
+constexpr std::array memory_errors{214, 220, 721};
+
+/// Returns whether memory is trusted after `loss`.
+bool is_trusted(const caf::error& loss, kept_memory keeps) noexcept {
+  const auto why = failure_of(loss).value_or(failure{});
+  if (why.cause != errc::device_fault)
+    return keeps != kept_memory::none;
+  return keeps == kept_memory::after_fault &&
+         std::ranges::count(memory_errors, why.native_code) == 0;
+}
+
 } // namespace
 
-remote_device::remote_device(std::shared_ptr<worker_pool> pool, int ordinal)
-    : pool_(std::move(pool)), ordinal_(ordinal),
+remote_device::remote_device(std::shared_ptr<worker_pool> pool, int ordinal, kept_memory keeps)
+    : pool_(std::move(pool)), ordinal_(ordinal), keeps_(keeps),
       slabs_(std::make_shared<device_slabs>(pool_->place_of(ordinal).device, pool_->slabs(),
                                             pool_->keep_freed())) {
   pool_->set_memory_of(ordinal_, slabs_);
@@ -49,8 +70,8 @@ caf::error remote_device::bind() noexcept {
   if (!link)
     return link.error();
   if (link_ != *link) {
+    is_trusted_ = is_trusted_ && link_ && is_trusted(link_->loss(), keeps_);
     link_ = std::move(*link);
-    slabs_->begin(link_);
     on_loss_->of.store(link_.get());
     tells_loss_ = false;
   }
@@ -75,6 +96,24 @@ caf::expected<memory_info> remote_device::memory() noexcept {
   if (result)
     result->free_bytes = std::min(result->free_bytes + slabs_->free_bytes(), result->total_bytes);
   return result;
+}
+
+caf::error remote_device::open_memory() noexcept {
+  slabs_->begin(link_); // drops the memory of a former worker, unless this one has taken it over
+  is_trusted_ = true;
+  return link_->run(command::open_memory);
+}
+
+bool remote_device::may_keep_memory(const caf::error& loss) const noexcept {
+  return slabs_->are_possible() && is_trusted(loss, keeps_);
+}
+
+caf::error remote_device::take_over() noexcept {
+  if (!slabs_->are_possible())
+    return fail(errc::not_supported, "memory of its worker is not kept");
+  if (!is_trusted_)
+    return fail(errc::not_supported, "its memory is not trusted any more");
+  return slabs_->move_to(link_);
 }
 
 caf::error remote_device::close_memory() noexcept {

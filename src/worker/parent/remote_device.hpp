@@ -23,14 +23,14 @@ struct remote_event {
 
 class remote_device final : public backend_device {
 public:
-  remote_device(std::shared_ptr<worker_pool> pool, int ordinal);
+  remote_device(std::shared_ptr<worker_pool> pool, int ordinal, kept_memory keeps);
   ~remote_device() override;
 
   /// Starts a worker if the device has none.
   caf::error bind() noexcept override;
   caf::expected<device_properties> properties() noexcept override { return properties_; }
   caf::expected<memory_info> memory() noexcept override;
-  caf::error open_memory() noexcept override { return link_->run(command::open_memory); }
+  caf::error open_memory() noexcept override;
   caf::error close_memory() noexcept override;
   caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept override;
   caf::error deallocate(void* memory, stream_view stream) noexcept override;
@@ -82,6 +82,11 @@ public:
     on_loss_->tell = std::move(signal);
   }
   caf::error loss() const noexcept override { return link_ ? link_->loss() : caf::error{}; }
+  bool may_keep_memory(const caf::error& loss) const noexcept override;
+  std::function<bool()> lost_work() const noexcept override {
+    return [of = link_] { return of->is_reaped(); };
+  }
+  caf::error take_over() noexcept override;
 
   bool runs_cuda() const noexcept override { return false; }
   bool signals_completion() const noexcept override { return false; }
@@ -98,10 +103,12 @@ private:
 
   const std::shared_ptr<worker_pool> pool_;
   const int ordinal_;
+  const kept_memory keeps_;
   std::stop_source stop_;
   std::shared_ptr<worker_link> link_; ///< set by the first `bind`; may be lost
   device_properties properties_;
   const std::shared_ptr<device_slabs> slabs_;
+  bool is_trusted_ = true; ///< the memory in `slabs_`, after the losses since `open_memory`
   std::deque<remote_event> events_;
   std::vector<remote_event*> free_events_;
   /// Shared with the listeners of links.

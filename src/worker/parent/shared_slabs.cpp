@@ -3,6 +3,7 @@
 #include "worker/parent/worker_link.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <optional>
 #include <utility>
@@ -78,16 +79,70 @@ bool open_count::wait_for_none(std::chrono::nanoseconds limit) noexcept {
 
 // -- slabs
 
+/// A slab that is mapped in one worker, or about to be.
+class shared_slab::mapping {
+public:
+  mapping(const memory_slab& what, std::weak_ptr<worker_link> in)
+      : what_(what), in_(std::move(in)) {}
+
+  const std::weak_ptr<worker_link>& in() const noexcept { return in_; }
+  void end(caf::error result) {
+    std::function<void()> drop;
+    {
+      const std::lock_guard lock{mutex_};
+      result_ = std::move(result);
+      drop = std::exchange(drop_, nullptr);
+      changed_.notify_all();
+    }
+    if (drop)
+      drop();
+  }
+  caf::error wait() {
+    std::unique_lock lock{mutex_};
+    changed_.wait(lock, [this] { return result_.has_value(); });
+    return *result_;
+  }
+  bool has_failed() const {
+    const std::lock_guard lock{mutex_};
+    return result_ && *result_;
+  }
+  /// Unmaps it in the worker, as soon as it is mapped. The last copy of `until_unmapped` ends after
+  /// that.
+  static void drop(const std::shared_ptr<mapping>& x, std::shared_ptr<void> until_unmapped) {
+    auto drop = [x, until_unmapped = std::move(until_unmapped)] {
+      if (const auto in = x->in_.lock(); in && !x->has_failed())
+        in->request(control::drop_slab, bytes_of(arguments_of(x->what_)), std::nullopt,
+                    [until_unmapped](const worker_reply&) {});
+    };
+    {
+      const std::lock_guard lock{x->mutex_};
+      if (!x->result_) {
+        x->drop_ = std::move(drop);
+        return;
+      }
+    }
+    drop();
+  }
+
+private:
+  const memory_slab what_;
+  const std::weak_ptr<worker_link> in_; ///< keeps no worker alive
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<caf::error> result_; ///< none yet: the worker has not replied
+  std::function<void()> drop_;       ///< to be called after the reply
+};
+
 /// Does not wait for the workers, which may be lost.
 shared_slab::~shared_slab() {
+  unmappings_->begin();
   const std::shared_ptr<void> until_unmapped{
-      what_.address, [to = addresses_](void* address) { to->give_back(address); }};
-  mapped_by_.for_each([&](worker_link& in) {
-    unmappings_->begin();
-    in.request(
-        control::drop_slab, bytes_of(arguments_of(what_)), std::nullopt,
-        [unmappings = unmappings_, until_unmapped](const worker_reply&) { unmappings->end(); });
-  });
+      what_.address, [to = addresses_, unmappings = unmappings_](void* address) {
+        to->give_back(address);
+        unmappings->end();
+      }};
+  for (auto& x : mappings_)
+    mapping::drop(x, until_unmapped);
 }
 
 bool shared_slab::contains(const void* memory, std::size_t size_bytes) const noexcept {
@@ -96,17 +151,27 @@ bool shared_slab::contains(const void* memory, std::size_t size_bytes) const noe
   return offset <= what_.size_bytes && size_bytes <= what_.size_bytes - offset;
 }
 
-caf::error shared_slab::map(worker_link& in) {
+std::shared_ptr<shared_slab::mapping> shared_slab::mapping_in(worker_link& in) {
+  std::shared_ptr<mapping> result;
   {
     const std::lock_guard lock{mutex_};
-    if (mapped_by_.contains(in))
-      return {};
+    std::erase_if(mappings_, [](auto& x) { return x->in().expired() || x->has_failed(); });
+    for (auto& x : mappings_)
+      if (x->in().lock().get() == &in)
+        return x;
+    result = mappings_.emplace_back(std::make_shared<mapping>(what_, in.weak_from_this()));
   }
-  if (auto done = in.request(control::map_slab, arguments_of(what_), descriptor_->get()); !done)
-    return done.error();
+  in.request(
+      control::map_slab, bytes_of(arguments_of(what_)), descriptor_->get(),
+      [result](const worker_reply& done) { result->end(done ? caf::error{} : done.error()); });
+  return result;
+}
+
+caf::error shared_slab::map(worker_link& in) { return mapping_in(in)->wait(); }
+
+void shared_slab::give_to(const worker_link& owner) {
   const std::lock_guard lock{mutex_};
-  mapped_by_.add(in.weak_from_this());
-  return {};
+  std::erase_if(mappings_, [&](auto& x) { return x->in().lock().get() == &owner; });
 }
 
 void shared_slabs::add(const memory_slab& what, std::shared_ptr<const file_descriptor> descriptor) {
@@ -122,6 +187,27 @@ void shared_slabs::remove(const memory_slab& what) {
     gone = std::move(found->second);
     all_.erase(found);
   }
+}
+
+std::shared_ptr<shared_slab> shared_slabs::find(const memory_slab& what) {
+  const std::lock_guard lock{mutex_};
+  const auto found = all_.find(begin_of(what));
+  return found != all_.end() ? found->second : nullptr;
+}
+
+caf::error shared_slabs::map(const memory_slab& what, worker_link& in) {
+  const auto x = find(what);
+  return x ? x->map(in) : caf::error{};
+}
+
+void shared_slabs::begin_to_map(const memory_slab& what, worker_link& in) {
+  if (const auto x = find(what))
+    x->begin_to_map(in);
+}
+
+void shared_slabs::give_to(const memory_slab& what, const worker_link& owner) {
+  if (const auto x = find(what))
+    x->give_to(owner);
 }
 
 caf::expected<std::shared_ptr<const shared_slab>>

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "foundation/file_descriptor.hpp"
-#include "worker/parent/worker_set.hpp"
 #include "worker/protocol/protocol.hpp"
 #include <troupe/backend.hpp>
 
@@ -14,8 +13,11 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 namespace troupe::detail {
+
+class worker_link;
 
 /// @units `memory_slab::ordinal`: as the workers count devices
 inline slab_args arguments_of(const memory_slab& x) noexcept {
@@ -55,8 +57,9 @@ private:
   std::size_t open_ = 0;
 };
 
-/// A slab that workers of other devices may have mapped. Its destructor tells them to unmap it when
-/// the present work in their streams is done. Its addresses are free when all have replied.
+/// A slab that workers may have mapped, beside the one that made it. Its destructor tells them to
+/// unmap it when the present work in their streams is done. Its addresses are free when all have
+/// replied.
 /// @thread any
 class shared_slab {
 public:
@@ -72,14 +75,22 @@ public:
   bool contains(const void* memory, std::size_t size_bytes) const noexcept;
   /// Maps it in a worker that has not mapped it yet. Blocks.
   caf::error map(worker_link& in);
+  /// Does the same, and does not wait.
+  void begin_to_map(worker_link& in) { static_cast<void>(mapping_in(in)); }
+  /// Notes that `owner`, which has mapped it, has it instead of the worker that made it: it unmaps
+  /// it when it is told to.
+  void give_to(const worker_link& owner);
 
 private:
+  class mapping;
+  std::shared_ptr<mapping> mapping_in(worker_link& in);
+
   const memory_slab what_;
   const std::shared_ptr<const file_descriptor> descriptor_;
   const std::shared_ptr<slab_addresses> addresses_;
   const std::shared_ptr<open_count> unmappings_;
   std::mutex mutex_;
-  worker_set mapped_by_;
+  std::vector<std::shared_ptr<mapping>> mappings_;
 };
 
 /// The slabs of all devices of this host. A worker maps a slab of another device when it first
@@ -100,6 +111,13 @@ public:
   caf::expected<std::shared_ptr<const shared_slab>>
   reach(const void* memory, std::size_t size_bytes, worker_link& from);
 
+  /// Maps a slab in another worker of its device. Does nothing if there is no such slab.
+  caf::error map(const memory_slab& what, worker_link& in);
+  /// Does the same, and does not wait.
+  void begin_to_map(const memory_slab& what, worker_link& in);
+  /// Makes `owner`, which has mapped it, the worker of the slab.
+  void give_to(const memory_slab& what, const worker_link& owner);
+
   /// Waits until workers have unmapped what was removed: until then it is not free. Returns false
   /// if they have not.
   bool wait_for_unmappings(std::chrono::nanoseconds limit) noexcept {
@@ -107,6 +125,8 @@ public:
   }
 
 private:
+  std::shared_ptr<shared_slab> find(const memory_slab& what);
+
   const std::shared_ptr<slab_addresses> addresses_ = std::make_shared<slab_addresses>();
   const std::shared_ptr<open_count> unmappings_ = std::make_shared<open_count>();
   std::mutex mutex_;

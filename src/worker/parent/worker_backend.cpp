@@ -2,6 +2,7 @@
 
 #include "foundation/error_text.hpp"
 #include "foundation/fair_limit.hpp"
+#include "foundation/log.hpp"
 #include "foundation/start_thread.hpp"
 #include "worker/parent/remote_device.hpp"
 
@@ -237,7 +238,7 @@ private:
 worker_backend::worker_backend(std::shared_ptr<worker_pool> pool, std::string name,
                                const worker_settings& limits)
     : pool_(std::move(pool)), name_(std::move(name)), call_limit_(limits.call_limit),
-      build_limit_(limits.build_limit) {}
+      build_limit_(limits.build_limit), keep_memory_(limits.keep_memory) {}
 
 caf::error worker_backend::check(int ordinal) const {
   if (ordinal >= 0 && ordinal < device_count())
@@ -250,7 +251,8 @@ caf::error worker_backend::check(int ordinal) const {
 caf::expected<std::unique_ptr<backend_device>> worker_backend::open(int ordinal) noexcept {
   if (auto error = check(ordinal))
     return error;
-  return std::unique_ptr<backend_device>{std::make_unique<remote_device>(pool_, ordinal)};
+  return std::unique_ptr<backend_device>{
+      std::make_unique<remote_device>(pool_, ordinal, keep_memory_)};
 }
 
 caf::expected<peer_link> worker_backend::link(int from, int to) noexcept {
@@ -369,7 +371,14 @@ worker_backend::build(const communicator_id&, int size,
 caf::error worker_backend::provide_spare(int ordinal) noexcept {
   if (auto error = check(ordinal))
     return error;
-  return pool_->provide_spare(ordinal);
+  if (auto error = pool_->provide_spare(ordinal))
+    return error;
+  const auto memory = pool_->memory_of(ordinal);
+  const auto spare = pool_->spare(ordinal);
+  if (memory && spare) // a spare without it maps it when it is needed
+    if (auto error = memory->prepare(spare); error && code_of(error) != errc::worker_lost)
+      log(log_level::warning, "a spare could not map the memory of its device", error);
+  return {};
 }
 
 caf::error worker_backend::tell(int ordinal, std::span<const std::byte> what) noexcept {

@@ -55,6 +55,7 @@ private:
   const std::string name_;
   const std::chrono::nanoseconds call_limit_;
   const std::chrono::nanoseconds build_limit_;
+  const kept_memory keep_memory_;
   /// Workers build one communicator at a time, all in the same order. Each connects it beside other
   /// work, and two builds at a time could wait for each other.
   std::mutex building_;

@@ -31,6 +31,8 @@ caf::error lost_worker(int device, const caf::error& cause) {
   result.detail = !told ? describe(cause)
                         : std::string{to_string(told->code)} +
                               (told->detail.empty() ? "" : ": " + told->detail);
+  if (told && told->code != errc::worker_lost)
+    result.cause = told->code;
   result.code = errc::worker_lost;
   result.device = device;
   return make_error(std::move(result));
@@ -332,6 +334,11 @@ void worker_link::lose(const caf::error& cause, bool kills) noexcept {
 void worker_link::gone() noexcept {
   for (auto& x : area_.done)
     x.store(all_done, std::memory_order_release);
+}
+
+void worker_link::reaped() noexcept {
+  gone();
+  is_reaped_.store(true, std::memory_order_release);
 }
 
 void worker_link::wait_until_told() noexcept {

@@ -181,9 +181,10 @@ public:
 
   void received(std::span<const std::byte> message, file_descriptor descriptor = {}) noexcept;
   void lose(const caf::error& why) noexcept { lose(why, false); }
-  /// Marks all events as done: streams of other devices wait for them. Called again when the
-  /// process has ended after the loss, because it may have overwritten the words until then.
-  void gone() noexcept;
+  /// The process is gone, and all that it had begun. It may have overwritten the words of the
+  /// events until then: marks all of them as done again.
+  void reaped() noexcept;
+  bool is_reaped() const noexcept { return is_reaped_.load(std::memory_order_acquire); }
   /// Blocks until all listeners were told of the loss. Does not block on their thread.
   void wait_until_told() noexcept;
 
@@ -196,6 +197,8 @@ private:
     return request_limit_ < most / 2 ? 2 * request_limit_ : most;
   }
   void lose(const caf::error& cause, bool kills) noexcept;
+  /// Marks all events as done: streams of other devices wait for them.
+  void gone() noexcept;
   /// Returns null if there is no such request.
   reply_handler take_handler(const control_head& of) noexcept;
   /// Returns the error for this process. If the error ends the worker, the link is lost.
@@ -216,6 +219,7 @@ private:
   std::vector<std::uint64_t> free_events_;
 
   std::atomic<bool> lost_{false};
+  std::atomic<bool> is_reaped_{false};
   mutable std::mutex mutex_;
   caf::error why_;
   std::uint64_t last_request_ = 0;

@@ -22,7 +22,8 @@ template <std::size_t N> std::string text_of(const std::array<char, N>& from) {
 
 } // namespace
 
-void report_area::write(std::int32_t code, std::string_view text) noexcept {
+void report_area::write(std::int32_t code, std::string_view text,
+                        std::int32_t native_code) noexcept {
   auto expected = state::empty;
   if (!state_.compare_exchange_strong(expected, state::begun))
     return;
@@ -30,6 +31,7 @@ void report_area::write(std::int32_t code, std::string_view text) noexcept {
   std::memcpy(text_.data(), text.data(), size);
   size_ = static_cast<std::uint32_t>(size);
   code_ = code;
+  native_code_ = native_code;
   state_.store(state::ready, std::memory_order_release);
 }
 
@@ -38,7 +40,7 @@ std::optional<worker_report> report_area::read() const {
     return std::nullopt;
   // A copy, since the worker may still write to the text.
   const std::string text{text_.data(), std::min<std::size_t>(size_, text_.size())};
-  return worker_report{code_, peer_text(text)};
+  return worker_report{code_, peer_text(text), native_code_};
 }
 
 worker_page& begin_page(const shared_memory& memory) noexcept {

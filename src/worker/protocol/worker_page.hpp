@@ -18,8 +18,9 @@ namespace troupe::detail {
 
 /// A worker's report of its own failure, written before it ended.
 struct worker_report {
-  std::int32_t code = 0; ///< the worker's choice
-  std::string text;      ///< as `peer_text` returns it
+  std::int32_t code = 0;        ///< the worker's choice
+  std::string text;             ///< as `peer_text` returns it
+  std::int32_t native_code = 0; ///< as `failure::native_code`
 };
 
 /// Place of a report in shared memory.
@@ -27,7 +28,7 @@ class report_area {
 public:
   /// Writes without allocating or locking. Only the first report counts; a long text is cut.
   /// @thread any; a signal handler too
-  void write(std::int32_t code, std::string_view text) noexcept;
+  void write(std::int32_t code, std::string_view text, std::int32_t native_code) noexcept;
 
   /// Returns the report if it was written completely.
   std::optional<worker_report> read() const;
@@ -37,8 +38,9 @@ private:
 
   std::atomic<state> state_{state::empty};
   std::int32_t code_ = 0;
+  std::int32_t native_code_ = 0;
   std::uint32_t size_ = 0;
-  std::array<char, 1012> text_{};
+  std::array<char, 1008> text_{};
 };
 
 /// Shows if the worker is inside a call that may hang. One of its threads marks its calls.

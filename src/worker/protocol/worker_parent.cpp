@@ -343,8 +343,9 @@ message_socket& worker_parent::socket() const noexcept { return state_->socket()
 std::span<std::byte> worker_parent::area() const noexcept { return area_of(state_->memory()); }
 work_progress& worker_parent::progress() const noexcept { return state_->page().progress; }
 
-void worker_parent::report_failure(std::int32_t code, std::string_view text) const noexcept {
-  state_->page().report.write(code, text);
+void worker_parent::report_failure(std::int32_t code, std::string_view text,
+                                   std::int32_t native_code) const noexcept {
+  state_->page().report.write(code, text, native_code);
 }
 
 } // namespace troupe::detail

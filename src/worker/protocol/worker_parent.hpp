@@ -62,7 +62,8 @@ public:
   /// Tells the parent why this process is about to end: the notice of the end carries it. Does not
   /// allocate or lock. Only the first report counts, up to about 1,000 bytes.
   /// @thread any; a signal handler too
-  void report_failure(std::int32_t code, std::string_view text) const noexcept;
+  void report_failure(std::int32_t code, std::string_view text,
+                      std::int32_t native_code = 0) const noexcept;
 
 private:
   class state;

@@ -1,0 +1,363 @@
+// The memory of a device whose worker is lost.
+
+#include "support/eventually.hpp"
+#include "support/folder.hpp"
+#include "support/forwarding_backend.hpp"
+#include "support/random.hpp"
+#include "support/worker_losses.hpp"
+#include <troupe/bytes.hpp>
+#include <troupe/launch.hpp>
+#include <troupe/worker.hpp>
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace troupe::testing {
+
+namespace {
+
+using namespace std::chrono_literals;
+using elements = std::vector<std::uint32_t>;
+
+constexpr std::size_t count = std::size_t{1} << 16;
+constexpr const char* endless_write = "KeptMemory.endless_write";
+constexpr const char* fault_of_device = "KeptMemory.fault";
+
+/// Workers run the same program, so the launches are registered there too.
+[[maybe_unused]] const bool registered = [] {
+  // Makes the file that its argument names, and writes to the buffer until its process ends.
+  must(register_launch(endless_write, [](launch_context& context, auto, auto writes, auto path) {
+    auto* to = static_cast<std::uint32_t*>(must(writes.front().access()));
+    return context.run_on_host(
+        [=, n = writes.front().count(),
+         file = std::string{reinterpret_cast<const char*>(path.data()), path.size()}] {
+          std::ofstream{file} << "begun";
+          for (std::uint32_t i = 0;; ++i)
+            static_cast<volatile std::uint32_t*>(to)[i % n] = i;
+        });
+  }));
+  must(register_launch(fault_of_device, [](launch_context&, auto, auto, auto native) {
+    failure why{.code = errc::device_fault, .detail = "on purpose"};
+    why.native_code = must(from_bytes<std::int32_t>(native));
+    return make_error(std::move(why));
+  }));
+  return true;
+}();
+
+elements counted(std::uint32_t from) {
+  elements result(count);
+  std::iota(result.begin(), result.end(), from);
+  return result;
+}
+
+gpu_ref<std::uint32_t> filled(const device& on, const elements& content) {
+  auto result = must(on.allocate<std::uint32_t>(content.size()));
+  must(answer_of(on.upload(result, host_buffer{content})));
+  return result;
+}
+
+std::int64_t worker_of(const device& x) { return must(answer_of(x.stats())).worker_pid; }
+
+/// The end of work of lost workers, as a test decides it.
+class late_end : public forwarding_device {
+public:
+  late_end(std::unique_ptr<backend_device> inner, std::shared_ptr<std::atomic<bool>> is_over)
+      : forwarding_device(std::move(inner)), is_over_(std::move(is_over)) {}
+  std::function<bool()> lost_work() const noexcept override {
+    return [is_over = is_over_] { return is_over->load(); };
+  }
+
+private:
+  std::shared_ptr<std::atomic<bool>> is_over_;
+};
+
+class with_late_end : public forwarding_backend {
+public:
+  with_late_end(std::shared_ptr<backend> inner, std::shared_ptr<std::atomic<bool>> is_over)
+      : forwarding_backend(std::move(inner)), is_over_(std::move(is_over)) {}
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    auto device = inner_->open(ordinal);
+    if (!device)
+      return device;
+    return std::unique_ptr<backend_device>{
+        std::make_unique<late_end>(std::move(*device), is_over_)};
+  }
+
+private:
+  std::shared_ptr<std::atomic<bool>> is_over_;
+};
+
+class KeptMemory : public ::testing::Test {
+protected:
+  void SetUp() override { TROUPE_HOST_ONLY("the memory of workers with GPUs comes from pools"); }
+
+  /// Starts a system with this policy.
+  void start(kept_memory keeps, int devices = 2) {
+    device_ = {};
+    system_.reset();
+    worker_backend_options options{.backend = "host", .host = {.devices = devices}};
+    options.workers.keep_memory = keeps;
+    system_ = std::make_unique<test_system>(system_options{
+        .devices = devices, .wrap = [=, this](std::shared_ptr<backend>) {
+          return std::make_shared<with_late_end>(must(make_worker_backend(options)), work_is_over_);
+        }});
+    device_ = system_->open(0);
+  }
+
+  /// Lets the device write to `to` without end. Returns when it has begun.
+  pending<void> write_endlessly(const any_gpu_ref& to) {
+    const auto file = folder_.file("begun " + std::to_string(++launches_));
+    auto result = device_.launch(endless_write, bytes_of_text(file), {}, {to});
+    EXPECT_TRUE(eventually([&] { return std::filesystem::exists(file); }));
+    return result;
+  }
+  static std::vector<std::uint8_t> bytes_of_text(const std::string& x) {
+    return {x.begin(), x.end()};
+  }
+
+  void kill() const { ASSERT_EQ(::kill(static_cast<pid_t>(worker_of(device_)), SIGKILL), 0); }
+
+  folder folder_;
+  int launches_ = 0;
+  std::shared_ptr<std::atomic<bool>> work_is_over_ = std::make_shared<std::atomic<bool>>(true);
+  std::unique_ptr<test_system> system_;
+  device device_;
+};
+
+TEST_F(KeptMemory, OutlivesItsWorker) {
+  start(kept_memory::after_end);
+  std::vector<std::pair<gpu_ref<std::uint32_t>, elements>> all;
+  for (std::uint32_t round = 0; round < 4; ++round) {
+    all.emplace_back(filled(device_, counted(round)), counted(round));
+    const auto* address = must(all.front().first.access());
+    EXPECT_EQ(code_of(kill_worker(device_)), errc::worker_lost);
+    for (auto& [memory, content] : all) {
+      EXPECT_FALSE(memory.stale());
+      EXPECT_TRUE(holds(device_, memory, content)) << "round " << round;
+    }
+    EXPECT_EQ(must(all.front().first.access()), address);
+    EXPECT_EQ(device_.generation(), 1u);
+    EXPECT_EQ(device_.incarnation(), round + 2);
+  }
+  must(answer_of(device_.copy(all[0].first, all[1].first)));
+  EXPECT_TRUE(holds(device_, all[0].first, all[1].second));
+  EXPECT_TRUE(works(device_));
+}
+
+TEST_F(KeptMemory, IsGivenBackByItsNextWorker) {
+  start(kept_memory::after_end);
+  auto kept = filled(device_, counted(1));
+  const auto free = must(answer_of(device_.stats())).free_bytes;
+  auto large = must(device_.allocate<std::uint8_t>(std::size_t{300} << 20));
+  EXPECT_EQ(code_of(kill_worker(device_)), errc::worker_lost);
+  EXPECT_LT(must(answer_of(device_.stats())).free_bytes, free - (std::size_t{290} << 20));
+  large = {};
+  EXPECT_TRUE(eventually([&] { return must(answer_of(device_.stats())).free_bytes >= free; }));
+  EXPECT_TRUE(must(device_.allocate<std::uint8_t>(std::size_t{900} << 20)));
+  EXPECT_TRUE(holds(device_, kept, counted(1)));
+}
+
+TEST_F(KeptMemory, IsIndeterminateWhereTheLostWorkerWrote) {
+  start(kept_memory::after_end);
+  auto memory = filled(device_, counted(0));
+  const auto written = must(memory.slice(0, count / 2));
+  const auto rest = must(memory.slice(count / 2, count / 2));
+  auto beside = filled(device_, counted(5));
+  auto endless = write_endlessly(written);
+  kill();
+  EXPECT_TRUE(has_code(answer_of(endless).error(), errc::worker_lost));
+  const auto read = device_.download(written);
+  EXPECT_TRUE(has_code(read.error(), errc::indeterminate));
+  EXPECT_EQ(cause_of(read.error()), errc::worker_lost);
+  EXPECT_TRUE(holds(device_, beside, counted(5)));
+  const auto all = counted(0);
+  EXPECT_TRUE(holds(device_, rest, elements(all.begin() + count / 2, all.end())));
+  must(answer_of(device_.fill(written, 7u)));
+  EXPECT_TRUE(holds(device_, written, elements(count / 2, 7)));
+}
+
+/// All else can be used at once.
+TEST_F(KeptMemory, IsBusyWhereTheLostWorkerWroteUntilItsWorkIsOver) {
+  start(kept_memory::after_end);
+  work_is_over_->store(false);
+  auto written = filled(device_, counted(0));
+  auto beside = filled(device_, counted(5));
+  auto endless = write_endlessly(written);
+  auto behind = device_.fill(written, 1u); // did not begin
+  kill();
+  EXPECT_TRUE(has_code(answer_of(endless).error(), errc::worker_lost));
+  EXPECT_TRUE(has_code(answer_of(behind).error(), errc::worker_lost));
+  auto filling = device_.fill(written, 7u);
+  auto copying = device_.copy(written, beside);
+  auto late = device_.fill(must(written.slice(0, 1)), 8u, {.deadline = 20ms});
+  EXPECT_TRUE(has_code(answer_of(late).error(), errc::deadline_exceeded));
+  auto cancelled = device_.fill(written, 9u);
+  cancelled.cancel();
+  EXPECT_TRUE(has_code(answer_of(cancelled).error(), errc::cancelled));
+  EXPECT_TRUE(has_code(device_.download(must(written.slice(0, 1))).error(), errc::skipped));
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(holds(device_, beside, counted(5)));
+    EXPECT_TRUE(works(device_));
+  }
+  EXPECT_FALSE(filling.ready() || copying.ready());
+  work_is_over_->store(true);
+  must(answer_of(filling));
+  must(answer_of(copying));
+}
+
+/// Transfers use memory of the lane, which goes with the lost worker.
+TEST_F(KeptMemory, EndsTheTransfersOfTheLostWorker) {
+  start(kept_memory::after_end);
+  work_is_over_->store(false);
+  for (std::uint32_t round = 0; round < 5; ++round) {
+    auto written = filled(device_, counted(0));
+    auto endless = write_endlessly(written);
+    elements got(count);
+    auto reading = device_.download(written, std::span{got});
+    auto writing = device_.upload(written, host_buffer{counted(1)});
+    kill();
+    for (auto* x : {&endless, &reading, &writing})
+      EXPECT_TRUE(has_code(answer_of(*x).error(), errc::worker_lost));
+    EXPECT_TRUE(works(device_));
+    work_is_over_->store(true);
+    must(answer_of(device_.upload(written, host_buffer{counted(round)})));
+    EXPECT_TRUE(holds(device_, written, counted(round)));
+    work_is_over_->store(false);
+  }
+  work_is_over_->store(true);
+}
+
+/// What a lost worker had only read can be written at once.
+TEST_F(KeptMemory, IsFreeWhereTheLostWorkerRead) {
+  start(kept_memory::after_end);
+  work_is_over_->store(false);
+  auto read = filled(device_, counted(0));
+  auto written = filled(device_, counted(0));
+  auto endless = write_endlessly(written);
+  auto copying = device_.copy(written, read);
+  kill();
+  EXPECT_FALSE(answer_of(endless));
+  EXPECT_FALSE(answer_of(copying));
+  must(answer_of(device_.fill(read, 3u)));
+  EXPECT_TRUE(holds(device_, read, elements(count, 3)));
+  work_is_over_->store(true);
+}
+
+TEST_F(KeptMemory, IsKeptAsThePolicySays) {
+  const auto after = [&](kept_memory keeps, const std::function<void()>& end) {
+    start(keeps);
+    auto memory = filled(device_, counted(2));
+    end();
+    if (!holds(device_, memory, counted(2))) {
+      EXPECT_TRUE(memory.stale());
+      EXPECT_TRUE(eventually([&] { return works(device_) == true; }));
+      return false;
+    }
+    EXPECT_EQ(device_.generation(), 1u);
+    return true;
+  };
+  const auto killed = [this] { EXPECT_EQ(code_of(kill_worker(device_)), errc::worker_lost); };
+  const auto faulty = [this](std::int32_t native) {
+    return [this, native] {
+      auto done = answer_of(device_.launch(fault_of_device, to_bytes(native), {}, {}));
+      EXPECT_TRUE(has_code(done.error(), errc::worker_lost)) << describe(done.error());
+    };
+  };
+  constexpr std::int32_t illegal_address = 700;
+  constexpr std::int32_t uncorrectable = 214;
+  EXPECT_FALSE(after(kept_memory::none, killed));
+  EXPECT_TRUE(after(kept_memory::after_end, killed));
+  EXPECT_TRUE(after(kept_memory::after_fault, killed));
+  EXPECT_FALSE(after(kept_memory::none, faulty(illegal_address)));
+  EXPECT_FALSE(after(kept_memory::after_end, faulty(illegal_address)));
+  EXPECT_TRUE(after(kept_memory::after_fault, faulty(illegal_address)));
+  EXPECT_FALSE(after(kept_memory::after_fault, faulty(uncorrectable)));
+}
+
+/// The first next worker is lost before it has anything of the device.
+TEST_F(KeptMemory, OutlivesTwoWorkersAtOnce) {
+  start(kept_memory::after_end);
+  auto memory = filled(device_, counted(3));
+  for (int round = 0; round < 3; ++round) {
+    for (int kills = 0; kills < 2; ++kills) {
+      EXPECT_EQ(code_of(kill_worker(device_)), errc::worker_lost);
+      EXPECT_FALSE(memory.stale());
+    }
+    EXPECT_TRUE(holds(device_, memory, counted(3)));
+  }
+  EXPECT_EQ(device_.generation(), 1u);
+  EXPECT_EQ(device_.incarnation(), 7u);
+}
+
+TEST_F(KeptMemory, EndsWithAReset) {
+  start(kept_memory::after_end);
+  auto memory = filled(device_, counted(3));
+  EXPECT_EQ(code_of(kill_worker(device_)), errc::worker_lost);
+  EXPECT_TRUE(holds(device_, memory, counted(3)));
+  EXPECT_EQ(must(answer_of(device_.reset())), 2u);
+  EXPECT_TRUE(memory.stale());
+  EXPECT_EQ(device_.incarnation(), 3u);
+  EXPECT_TRUE(works(device_));
+}
+
+/// A reset waits for the work of the lost worker.
+TEST_F(KeptMemory, IsResetWhenTheLostWorkIsOver) {
+  start(kept_memory::after_end);
+  work_is_over_->store(false);
+  auto memory = filled(device_, counted(3));
+  auto endless = write_endlessly(memory);
+  kill();
+  EXPECT_FALSE(answer_of(endless));
+  EXPECT_TRUE(works(device_));
+  auto reset = device_.reset();
+  EXPECT_TRUE(memory.stale());
+  work_is_over_->store(true);
+  EXPECT_EQ(must(answer_of(reset)), 2u);
+  EXPECT_TRUE(works(device_));
+}
+
+TEST_F(KeptMemory, GoesOnInAWorldWithSpares) {
+  start(kept_memory::after_end, 3);
+  world_config config;
+  config.limits.standby = standby_policy::full;
+  config.limits.restarts = 1000;
+  auto w = system_->open_world(config);
+  world_feed feed{*system_, w.actor()};
+  auto data = must(w.allocate<std::uint32_t>(count));
+  for (std::size_t rank = 0; rank < w.size(); ++rank)
+    must(answer_of(w.device_of(rank).upload(data[rank], host_buffer{counted(rank)})));
+  std::uint64_t epoch = 0;
+  for (std::size_t round = 0; round < 6; ++round) {
+    const auto before = feed.until([&](const world_status& x) {
+      return x.phase == world_phase::ready && x.epoch > epoch && x.standby_ready;
+    });
+    epoch = before.epoch;
+    const auto lost = round % w.size();
+    spare_takes_over(w, feed, lost, before);
+    auto sums = must(w.allocate<std::uint32_t>(count));
+    must(answer_of(w.all_reduce(data, sums, reduce_op::sum)));
+    elements want(count);
+    for (std::size_t i = 0; i < count; ++i)
+      want[i] = static_cast<std::uint32_t>(3 * i + 3);
+    for (std::size_t rank = 0; rank < w.size(); ++rank) {
+      EXPECT_TRUE(holds(w.device_of(rank), sums[rank], want)) << "round " << round;
+      EXPECT_TRUE(holds(w.device_of(rank), data[rank], counted(rank)));
+    }
+  }
+}
+
+} // namespace
+
+} // namespace troupe::testing
