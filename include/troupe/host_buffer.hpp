@@ -43,6 +43,10 @@ public:
   /// @errors errc::out_of_range
   caf::expected<host_buffer> slice(std::size_t offset, std::size_t size_bytes) const;
 
+  /// Returns parts of equal size, in their order. Each keeps the whole buffer alive.
+  /// @errors errc::shape_mismatch: the size is no multiple of `parts`, or there are none
+  caf::expected<std::vector<host_buffer>> split(std::size_t parts) const;
+
   /// Returns the bytes as elements, without a remainder that is smaller than one element.
   template <element T> std::span<T> as() const noexcept {
     return {reinterpret_cast<T*>(memory_.get()), size_ / sizeof(T)};
@@ -53,6 +57,9 @@ private:
   std::size_t size_ = 0;
   bool pinned_ = false;
 };
+
+/// Returns a new buffer of pageable memory with the bytes of all parts, in their order.
+host_buffer concatenate(std::span<const host_buffer> parts);
 
 /// Serializes the buffer by value.
 template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, host_buffer& x) {

@@ -4,6 +4,7 @@
 #include <troupe/actor_executor.hpp>
 #include <troupe/backend.hpp>
 #include <troupe/batch_queue.hpp>
+#include <troupe/batch_server.hpp>
 #include <troupe/bytes.hpp>
 #include <troupe/collective.hpp>
 #include <troupe/config.hpp>

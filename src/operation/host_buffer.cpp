@@ -1,5 +1,6 @@
 #include <troupe/host_buffer.hpp>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -17,6 +18,27 @@ caf::expected<host_buffer> host_buffer::slice(std::size_t offset, std::size_t si
                                               std::to_string(size_));
   std::shared_ptr<std::byte> part{memory_, memory_.get() + offset};
   return host_buffer{std::move(part), size_bytes, pinned_};
+}
+
+caf::expected<std::vector<host_buffer>> host_buffer::split(std::size_t parts) const {
+  if (parts == 0 || size_ % parts != 0)
+    return make_error(errc::shape_mismatch, std::to_string(size_) + " bytes cannot be split into " +
+                                                std::to_string(parts) + " equal parts");
+  std::vector<host_buffer> result;
+  for (std::size_t k = 0; k < parts; ++k)
+    result.push_back(*slice(k * (size_ / parts), size_ / parts));
+  return result;
+}
+
+host_buffer concatenate(std::span<const host_buffer> parts) {
+  std::size_t size = 0;
+  for (auto& x : parts)
+    size += x.size_bytes();
+  host_buffer result{size};
+  auto to = result.writable().begin();
+  for (auto& x : parts)
+    to = std::ranges::copy(x.bytes(), to).out;
+  return result;
 }
 
 } // namespace troupe
