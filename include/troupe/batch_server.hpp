@@ -61,6 +61,9 @@ caf::error late_request(std::chrono::nanoseconds limit);
 /// @errors errc::shape_mismatch
 caf::error wrong_number_of_results(std::size_t results, std::size_t requests);
 
+/// Returns whether `why`, or the error that it follows from, is the loss of a device.
+bool tells_of_loss(const caf::error& why);
+
 /// Logs that the replica on a device serves no more.
 void log_end_of_replica(int device, const caf::error& why) noexcept;
 
@@ -224,17 +227,17 @@ private:
     while (true) {
       // The handle of this byte says whether the device was lost.
       const auto byte = co_await on.allocate(dtype::uint8, 1).cancel_on(stop);
-      if (!byte && severity_of(byte.error()) == severity::device)
+      if (!byte && detail::tells_of_loss(byte.error()))
         continue; // the next allocation waits until the device is back
       if (!byte)
         co_await end_with(byte.error());
       std::optional<Model> model;
       const auto loaded = co_await start(load(self, on, model), stop);
-      if (!loaded && !byte->stale())
+      if (!loaded && !is_lost(*byte, loaded.error()))
         co_await end_with(loaded.error());
-      while (loaded && !byte->stale()) {
+      for (bool lost = !loaded; !lost;) {
         self->running_[at] = co_await value_of(self->waiting_.take());
-        co_await value_of(run_batch(self, at, *model, *byte));
+        lost = co_await value_of(run_batch(self, at, *model, *byte));
       }
       ++self->losses_;
     }
@@ -244,13 +247,19 @@ private:
     to.emplace(co_await value_of(self->load_(on)));
   }
 
-  /// Runs a batch, at most until its first deadline. Answers it or gives it back.
-  static task<> run_batch(std::shared_ptr<core> self, std::size_t at, const Model& model,
-                          const any_gpu_ref& byte) {
+  /// Returns whether the device was lost. The error may come before the handle is stale.
+  static bool is_lost(const any_gpu_ref& byte, const caf::error& why) {
+    return byte.stale() || detail::tells_of_loss(why);
+  }
+
+  /// Runs a batch, at most until its first deadline. Answers it or gives it back. Returns whether
+  /// the device was lost.
+  static task<bool> run_batch(std::shared_ptr<core> self, std::size_t at, const Model& model,
+                              const any_gpu_ref& byte) {
     auto& mine = self->running_[at];
     std::erase_if(mine, [](const auto& x) { return x.what->completed(); }); // cancelled
     if (mine.empty())
-      co_return;
+      co_return byte.stale();
     std::vector<Request> requests;
     for (auto& x : mine)
       requests.push_back(std::move(x.what->what));
@@ -268,8 +277,10 @@ private:
     ++self->batches_;
     for (std::size_t k = 0; k < requests.size(); ++k)
       mine[k].what->what = std::move(requests[k]);
-    self->finish(std::exchange(mine, {}), results, done ? caf::error{} : done.error(),
-                 late || byte.stale());
+    const auto why = done ? caf::error{} : done.error();
+    const bool lost = is_lost(byte, why);
+    self->finish(std::exchange(mine, {}), results, why, late || lost);
+    co_return lost;
   }
 
   static task<> results_of(std::shared_ptr<core> self, std::size_t at, const Model& model,

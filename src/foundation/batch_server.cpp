@@ -18,6 +18,11 @@ caf::error wrong_number_of_results(std::size_t results, std::size_t requests) {
                                               " results");
 }
 
+bool tells_of_loss(const caf::error& why) {
+  const auto code = cause_of(why);
+  return code && severity_of(*code) >= severity::device;
+}
+
 void log_end_of_replica(int device, const caf::error& why) noexcept {
   log(log_level::error, "the replica on device " + std::to_string(device) + " serves no more", why);
 }
