@@ -1,14 +1,16 @@
-// An inference service under load. Clients send requests with deadlines to an actor
-// (inference_actor.hpp), which runs them in batches on two replicas of a model: each is a device in
-// a worker process of its own. If a replica is lost (--kill), its requests run again on the other
-// one, since they are pure. Each request gets one answer: the right one, or an error that names its
-// deadline. The clients check that. Also takes options of the library and of CAF.
+// An inference service under load. It answers requests of actors in batches, on two replicas of a
+// model (troupe::batch_server). Each replica is a device in a worker process of its own. With
+// --kill, one of these processes is killed under load, and its requests run again on the other
+// replica. The clients check that each request gets the right answer, or an error that names its
+// deadline. Also takes options of the library and of CAF.
 
-#include "inference_actor.hpp"
-#include "inference_model.hpp"
 #include <troupe/troupe.hpp>
 #if TROUPE_HAS_CUDA
 #include <troupe/cuda_error.hpp>
+
+/// Enqueues a kernel for `count` outputs (inference_service.cu).
+cudaError_t launch_dense(const float* w, const float* x, float* y, std::size_t count,
+                         std::size_t inputs, std::size_t outputs, cudaStream_t stream);
 #endif
 
 #include <caf/all.hpp>
@@ -16,31 +18,28 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
-#include <functional>
 #include <random>
+#include <ranges>
 #include <span>
-#include <string>
-#include <utility>
 #include <vector>
 
 namespace {
 
 using clock_type = std::chrono::steady_clock;
+using milliseconds = std::chrono::duration<double, std::milli>;
 using numbers = std::vector<float>;
+using buffers = std::vector<troupe::host_buffer>;
 
-struct settings {
-  std::size_t clients = 8;
-  std::size_t requests = 1000; ///< of each client
-  std::size_t batch = 32;
-  std::size_t patience_us = 500;
-  std::size_t deadline_ms = 10'000;
+/// Options of the command line.
+struct {
+  std::size_t clients = 8, requests = 1000, batch = 32, patience_us = 500, deadline_ms = 10'000;
   bool kill = false;
-};
+} options;
 
 /// Returns the exit code of the program.
 int report(const caf::error& why) {
@@ -50,198 +49,175 @@ int report(const caf::error& why) {
 }
 
 /// Returns small integers, so that no order of additions rounds.
-numbers random_numbers(std::size_t count, std::mt19937& random) {
-  std::uniform_int_distribution<int> digit{-8, 8};
+numbers random_numbers(std::size_t count, std::size_t seed) {
+  std::minstd_rand random{static_cast<unsigned>(seed)};
   numbers result(count);
-  std::ranges::generate(result, [&] { return static_cast<float>(digit(random)); });
+  std::ranges::generate(result, [&] { return static_cast<float>(random() % 17) - 8; });
   return result;
 }
 
-// -- launches, in the process of the device
+constexpr std::size_t model_inputs = 256;
+constexpr std::size_t model_outputs = 64;
+const numbers model_weights = random_numbers(model_outputs * model_inputs, 1);
 
-// [launch]
-caf::error enqueue_dense(troupe::launch_context& context, std::span<const float> weights,
-                         std::span<const float> inputs, std::span<float> outputs) {
-  const auto count = outputs.size() / model_outputs;
+// [model]
+/// Computes y[k][o] = max(0, sum over i of w[o][i] * x[k][i]) for each row k of x.
+void dense_on_host(std::span<const float> w, std::span<const float> x, std::span<float> y) {
+  for (std::size_t at = 0; at < y.size(); ++at) {
+    float sum = 0;
+    for (std::size_t i = 0; i < model_inputs; ++i)
+      sum += w[at % model_outputs * model_inputs + i] * x[at / model_outputs * model_inputs + i];
+    y[at] = std::max(sum, 0.0f);
+  }
+}
+
+/// A launch, in the process of the device.
+caf::error enqueue_dense(troupe::launch_context& context, std::span<const float> w,
+                         std::span<const float> x, std::span<float> y) {
 #if TROUPE_HAS_CUDA
-  if (context.cuda_stream() != nullptr)
+  if (auto* stream = context.cuda_stream(); stream != nullptr)
     return troupe::error_of(
-        launch_dense(weights.data(), inputs.data(), outputs.data(), count, context.cuda_stream()));
+        launch_dense(w.data(), x.data(), y.data(), y.size(), model_inputs, model_outputs, stream));
 #endif
-  return context.run_on_host([w = weights.data(), x = inputs.data(), y = outputs.data(), count] {
-    dense_on_host(w, x, y, count);
-  });
-}
-// [launch]
-
-/// Ends the process, as a fault would.
-caf::error die(troupe::launch_context&) {
-  std::raise(SIGKILL);
-  return {};
+  return context.run_on_host([=] { dense_on_host(w, x, y); });
 }
 
-struct result {
-  int answers = 0;
-  enum { none, right, late, wrong } kind = none; ///< late: an error that names the deadline
-  double milliseconds = 0;
+/// The model on a device, with memory for a batch.
+struct model {
+  troupe::any_gpu_ref weights, inputs, outputs;
 };
 
-/// Has some requests open at a time, until each has an answer. `results` must outlive the actor.
-class client : public caf::event_based_actor {
-public:
-  client(caf::actor_config& cfg, caf::actor service, const numbers& weights, const settings& s,
-         std::uint32_t seed, std::span<result> results)
-      : event_based_actor(cfg), service_(std::move(service)), weights_(weights), settings_(s),
-        random_(seed), results_(results) {}
+troupe::task<model> load(const troupe::device& on) {
+  constexpr auto type = troupe::dtype::float32;
+  model x;
+  x.weights = co_await troupe::value_of(on.allocate(type, model_weights.size()));
+  x.inputs = co_await troupe::value_of(on.allocate(type, options.batch * model_inputs));
+  x.outputs = co_await troupe::value_of(on.allocate(type, options.batch * model_outputs));
+  co_await troupe::value_of(on.upload(x.weights, troupe::host_buffer{model_weights}));
+  co_return x;
+}
 
-  caf::behavior make_behavior() override {
-    for (int open = 0; open < 16; ++open)
-      ask_next();
-    return {}; // the actor lives as long as an answer is outstanding
-  }
+troupe::task<buffers> infer(const troupe::device& on, const model& with, const buffers& batch) {
+  static std::size_t begun = 0; // requests
+  if (const auto half = options.clients * options.requests / 2;
+      options.kill && begun < half && (begun += batch.size()) >= half)
+    if (const auto now = co_await troupe::value_of(on.stats()); now.worker_pid != 0)
+      ::kill(now.worker_pid, SIGKILL); // a worker of this host
+  const auto inputs = *with.inputs.slice(0, batch.size() * model_inputs);
+  const auto outputs = *with.outputs.slice(0, batch.size() * model_outputs);
+  const troupe::host_buffer results{outputs.size_bytes()};
+  on.upload(inputs, troupe::concatenate(batch));
+  on.launch("inference.dense", {}, {with.weights, inputs}, {outputs});
+  co_await troupe::value_of(on.download(outputs, results)); // fails if one of the others does
+  co_return *results.split(batch.size());
+}
 
-private:
-  void ask_next() {
-    if (next_ == results_.size())
-      return;
-    auto& to = results_[next_++];
-    const auto inputs = random_numbers(model_inputs, random_);
+using service = troupe::batch_server<troupe::host_buffer, troupe::host_buffer, model>;
+// [model]
+
+/// What the clients have got.
+struct outcome {
+  std::atomic<std::size_t> right{0}, late{0}, wrong{0}; ///< late: an error that names the deadline
+  std::vector<double> milliseconds;                     ///< of each request
+};
+
+// [client]
+/// Makes every `step`th request, each when the one before it has its answer.
+troupe::task<> ask(service& from, outcome& all, std::size_t first, std::size_t step) {
+  for (auto at = first; at < all.milliseconds.size(); at += step) {
+    const auto inputs = random_numbers(model_inputs, at + 1);
     numbers want(model_outputs);
-    dense_on_host(weights_.data(), inputs.data(), want.data(), 1);
-    // [request]
-    troupe::request(this, service_, question{troupe::host_buffer{inputs}},
-                    std::chrono::milliseconds{settings_.deadline_ms})
-        .then(
-            [this, &to, want, begin = clock_type::now()](const troupe::host_buffer& outputs) {
-              const std::chrono::duration<double, std::milli> time = clock_type::now() - begin;
-              to.milliseconds = time.count();
-              to.kind =
-                  std::ranges::equal(outputs.as<float>(), want) ? result::right : result::wrong;
-              count(to);
-            },
-            [this, &to](const caf::error& why) {
-              const bool late = troupe::code_of(why) == troupe::errc::deadline_exceeded;
-              to.kind = late ? result::late : result::wrong;
-              if (!late)
-                report(why);
-              count(to);
-            });
-    // [request]
+    dense_on_host(model_weights, inputs, want);
+    const auto begin = clock_type::now();
+    const auto outputs = co_await from.ask(troupe::host_buffer{inputs},
+                                           std::chrono::milliseconds{options.deadline_ms});
+    all.milliseconds[at] = milliseconds{clock_type::now() - begin}.count();
+    if (outputs)
+      ++(std::ranges::equal(outputs->as<float>(), want) ? all.right : all.wrong);
+    else if (troupe::code_of(outputs.error()) == troupe::errc::deadline_exceeded)
+      ++all.late;
+    else
+      all.wrong += report(outputs.error());
   }
+}
 
-  void count(result& x) {
-    ++x.answers;
-    ask_next();
-  }
+/// Has 16 requests open at a time.
+caf::behavior client(caf::event_based_actor* self, service* from, outcome* all, std::size_t i) {
+  std::vector<troupe::pending<void>> open;
+  for (std::size_t k = 16 * i; k < 16 * (i + 1); ++k)
+    open.push_back(start(ask(*from, *all, k, 16 * options.clients), troupe::executor_of(self)));
+  troupe::when_all(open).then(troupe::executor_of(self), [self](const auto&) { self->quit(); });
+  return {troupe::runs_tasks()};
+}
+// [client]
 
-  const caf::actor service_;
-  const numbers weights_;
-  const settings settings_;
-  std::mt19937 random_;
-  const std::span<result> results_;
-  std::size_t next_ = 0;
-};
-
-/// Prints what became of the requests. Returns an error if one was lost, was answered twice or got
-/// a wrong answer.
-caf::error check(const std::vector<result>& results, const service_counts& counts, double seconds,
-                 bool kill) {
-  const auto kinds = [&](auto kind) { return std::ranges::count(results, kind, &result::kind); };
-  std::vector<double> times;
-  for (auto& x : results)
-    if (x.kind == result::right)
-      times.push_back(x.milliseconds);
+/// Prints what became of the requests.
+/// @errors errc::internal: a request was lost or got a wrong answer, or no replica was killed
+caf::error check(outcome& all, const troupe::batch_counts& counts, double seconds) {
+  auto& times = all.milliseconds;
   std::ranges::sort(times);
-  const auto percentile = [&](std::size_t p) {
-    return times.empty() ? 0 : times[(times.size() - 1) * p / 100];
-  };
-  std::printf("%zu requests: %td right, %td late, %td wrong\n", results.size(),
-              kinds(result::right), kinds(result::late), kinds(result::wrong));
+  const auto percentile = [&](std::size_t p) { return times[(times.size() - 1) * p / 100]; };
+  std::printf("%zu requests: %zu right, %zu late, %zu wrong\n", times.size(), all.right.load(),
+              all.late.load(), all.wrong.load());
   std::printf("%zu batches, %zu requests repeated, %zu replicas lost\n", counts.batches,
               counts.repeated, counts.losses);
   std::printf("%.0f requests/s, latency p50 %.3f ms, p99 %.3f ms\n",
-              static_cast<double>(results.size()) / seconds, percentile(50), percentile(99));
-  const auto failed = [](const char* why) {
-    return troupe::make_error(troupe::errc::internal, why);
-  };
-  if (counts.answers != results.size() ||
-      std::ranges::count(results, 1, &result::answers) != std::ssize(results))
-    return failed("a request was lost or was answered twice");
-  if (kinds(result::wrong) != 0)
-    return failed("wrong answers");
-  if (kill && counts.losses == 0)
-    return failed("no replica was killed");
+              static_cast<double>(times.size()) / seconds, percentile(50), percentile(99));
+  if (all.right + all.late != times.size() || counts.answers != times.size() ||
+      (options.kill && counts.losses == 0))
+    return troupe::make_error(troupe::errc::internal,
+                              "a request was lost or got a wrong answer, or no replica was killed");
   std::printf("each request has got one answer\n");
   return {};
 }
 
-caf::error run(caf::actor_system& sys, const std::vector<troupe::device>& replicas,
-               const settings& s) {
-  std::mt19937 random{1};
-  const auto weights = random_numbers(model_inputs * model_outputs, random);
-  const auto all = s.clients * s.requests;
-  const service_settings limits{{s.batch, std::chrono::microseconds{s.patience_us}},
-                                s.kill ? (all + 1) / 2 : 0};
-  service_counts counts;
-  std::vector<result> results(all);
-  caf::scoped_actor self{sys};
+caf::error run(caf::actor_system& sys) {
+  const auto list = troupe::list_devices(sys);
+  if (!list)
+    return list.error();
+  std::vector<troupe::device> replicas;
+  for (const int x : list->ordinals | std::views::take(2))
+    if (auto device = troupe::device::open(sys, x))
+      replicas.push_back(*device);
+    else
+      return device.error();
+  std::printf("backend %s, %zu replicas\n", list->backend.c_str(), replicas.size());
+  // [server]
+  const troupe::batch_limits limits{options.batch, std::chrono::microseconds{options.patience_us}};
+  service answering{replicas, limits, load, infer};
+  // [server]
+  outcome all{.milliseconds = std::vector<double>(options.clients * options.requests)};
   const auto begin = clock_type::now();
-  const auto service = sys.spawn<inference_service>(replicas, weights, limits, std::ref(counts));
   std::vector<caf::actor> clients;
-  for (std::size_t i = 0; i < s.clients; ++i)
-    clients.push_back(sys.spawn<client>(service, weights, s, static_cast<std::uint32_t>(random()),
-                                        std::span{results}.subspan(i * s.requests, s.requests)));
+  for (std::size_t i = 0; i < options.clients; ++i)
+    clients.push_back(sys.spawn(client, &answering, &all, i));
+  caf::scoped_actor self{sys};
   self->wait_for(clients);
-  const std::chrono::duration<double> time = clock_type::now() - begin;
-  troupe::tell(self, service, troupe::shutdown{});
-  self->wait_for(service);
-  return check(results, counts, time.count(), s.kill);
+  return check(all, answering.counts(), milliseconds{clock_type::now() - begin}.count() / 1000);
 }
 
 } // namespace
 
 int main(int argc, char** argv) {
-  // [main]
-  troupe::register_messages<caf::id_block::inference>();
-  auto registered = troupe::register_launch(dense_launch, troupe::typed_launch(enqueue_dense));
-  if (!registered)
-    registered = troupe::register_launch(death_launch, troupe::typed_launch(die));
-  if (registered)
-    return report(registered);
+  if (auto error = troupe::register_launch("inference.dense", troupe::typed_launch(enqueue_dense)))
+    return report(error);
   if (auto status = troupe::worker_main(argc, argv)) // this program is also its own worker
     return *status;
-  // [main]
-
-  settings s;
   CLI::App app{"An inference service with dynamic batches on two replicas of a model"};
   app.option_defaults()->always_capture_default();
   const CLI::Range number{1, 10'000}, time{1, 100'000'000};
-  app.add_option("--patience", s.patience_us, "microseconds to wait for others")->check(time);
-  app.add_option("--clients", s.clients, "actors that send requests")->check(number);
-  app.add_option("--requests", s.requests, "number for each client")->check(number);
-  app.add_option("--batch", s.batch, "maximum number of requests in a batch")->check(number);
-  app.add_option("--deadline", s.deadline_ms, "of a request, in milliseconds")->check(time);
-  app.add_flag("--kill", s.kill, "kill a replica when half of the requests are answered");
+  app.add_option("--patience", options.patience_us, "microseconds to wait for others")->check(time);
+  app.add_option("--clients", options.clients, "actors that send requests")->check(number);
+  app.add_option("--requests", options.requests, "number for each client")->check(number);
+  app.add_option("--batch", options.batch, "maximum number of requests in a batch")->check(number);
+  app.add_option("--deadline", options.deadline_ms, "of a request, in milliseconds")->check(time);
+  app.add_flag("--kill", options.kill, "kill a replica when half of the requests are answered");
   app.allow_extras();
   CLI11_PARSE(app, argc, argv);
-
   troupe::config cfg;
-  if (auto error = cfg.parse(app.remaining()))
+  if (auto error = cfg.parse(app.remaining()); error || cfg.help_printed())
     return report(error);
-  if (cfg.help_printed())
-    return 0;
   cfg.placement = troupe::placement::worker_process;
   caf::actor_system sys{cfg};
-  const auto list = troupe::list_devices(sys);
-  if (!list)
-    return report(list.error());
-  std::vector<troupe::device> replicas;
-  for (std::size_t i = 0; i < std::min<std::size_t>(2, list->ordinals.size()); ++i) {
-    auto device = troupe::device::open(sys, list->ordinals[i]);
-    if (!device)
-      return report(device.error());
-    replicas.push_back(*device);
-  }
-  std::printf("backend %s, %zu replicas\n", list->backend.c_str(), replicas.size());
-  return report(run(sys, replicas, s));
+  return report(run(sys));
 }

@@ -1,25 +1,25 @@
-#include "inference_model.hpp"
+#include <cstddef>
 
 namespace {
 
-__global__ void dense(const float* w, const float* x, float* y, std::size_t count) {
+/// Has a thread for each output.
+__global__ void dense(const float* w, const float* x, float* y, std::size_t count,
+                      std::size_t inputs, std::size_t outputs) {
   const auto at = static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (at >= count * model_outputs)
+  if (at >= count)
     return;
-  const auto* weights = w + at % model_outputs * model_inputs;
-  const auto* row = x + at / model_outputs * model_inputs;
   float sum = 0;
-  for (std::size_t i = 0; i < model_inputs; ++i)
-    sum += weights[i] * row[i];
+  for (std::size_t i = 0; i < inputs; ++i)
+    sum += w[at % outputs * inputs + i] * x[at / outputs * inputs + i];
   y[at] = fmaxf(sum, 0);
 }
 
 } // namespace
 
 cudaError_t launch_dense(const float* w, const float* x, float* y, std::size_t count,
-                         cudaStream_t stream) {
-  constexpr std::size_t threads = 128;
-  const auto blocks = (count * model_outputs + threads - 1) / threads;
-  dense<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(w, x, y, count);
+                         std::size_t inputs, std::size_t outputs, cudaStream_t stream) {
+  constexpr unsigned threads = 128;
+  const auto blocks = static_cast<unsigned>((count + threads - 1) / threads);
+  dense<<<blocks, threads, 0, stream>>>(w, x, y, count, inputs, outputs);
   return cudaGetLastError();
 }

@@ -28,6 +28,7 @@ struct batch_limits {
 /// A queue whose entries are taken in batches, oldest first. An entry whose deadline is over leaves
 /// it another way. Each entry is in one place: in the queue, or where it was taken to. So it is
 /// neither lost nor handled twice. The queue has to live until the tasks that it returns are over.
+/// A `batch_server` has such a queue, and tasks that run its batches on devices.
 ///
 ///     troupe::task<> serve(replica r) { // as many as there are replicas
 ///       while (true) {
