@@ -24,12 +24,14 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -148,32 +150,31 @@ class client {
 public:
   /// `patience`: how long it waits for memory of a device that may be gone
   client(const troupe::world& over, std::size_t elements, std::chrono::nanoseconds patience)
-      : world_(over), elements_(elements), patience_(patience), refs_(over.size()),
-        kept_(over.size()) {
+      : world_(over), elements_(elements), patience_(patience),
+        sets_{refs(over.size()), refs(over.size())}, kept_(over.size()) {
     provide_memory(over.status());
   }
 
   void run() {
     check_kept();
     while (!stop_) {
-      if (sum())
+      const auto back = returns();
+      const bool right = sum();
+      if (!right && grows_back())
         continue;
-      // With all ranks back, there is one more device that needs memory.
-      const auto view = world_.status();
-      if (view.members.size() > members_ && view.phase == troupe::world_phase::ready) {
-        provide_memory(view);
-        members_ = view.members.size();
-        if (sum())
-          continue;
+      if (!right) {
+        first_error_ = first_error_.value_or(bench::clock::now());
+        set_ = 1 - set_; // where memory is kept, the lost worker may still be writing to the other
+        provide_memory(world_.status());
+      } else if (first_error_ || back > told_losses_) { // no request need fail
+        note_loss();
       }
-      recover();
-      members_ = world_.status().members.size();
     }
   }
   void stop() { stop_ = true; }
 
   struct loss {
-    bench::clock::time_point told;  ///< first answer with an error
+    bench::clock::time_point told;  ///< first answer with an error; as `right` if there was none
     bench::clock::time_point right; ///< answer of the first right sum
   };
   /// Waits for the end of loss number `n`, counted from 1.
@@ -185,23 +186,26 @@ public:
   std::uint64_t sums() const { return sums_; }
 
 private:
+  using refs = std::vector<troupe::gpu_ref<float>>;
+
   /// Sums over the ranks that are present.
   bool sum() {
+    auto& data = sets_[set_];
     const auto view = world_.status();
     float want = 0;
     for (auto& x : view.members) {
       const auto i = static_cast<std::size_t>(x.rank);
       want += static_cast<float>(i + 1);
-      if (!refs_[i] || !world_.device_of(i).fill(refs_[i], static_cast<float>(i + 1)).wait())
+      if (!data[i] || !world_.device_of(i).fill(data[i], static_cast<float>(i + 1)).wait())
         return false;
     }
     const troupe::request_options options{.membership = view.membership, .allow_shrunk = true};
-    if (!world_.all_reduce(refs_, troupe::reduce_op::sum, options).wait())
+    if (!world_.all_reduce(data, troupe::reduce_op::sum, options).wait())
       return false;
     answered_ = bench::clock::now();
     for (auto& rank : view.members) {
       const auto i = static_cast<std::size_t>(rank.rank);
-      auto got = world_.device_of(i).download(refs_[i]);
+      auto got = world_.device_of(i).download(data[i]);
       if (!got)
         return false;
       for (auto x : *got)
@@ -215,9 +219,10 @@ private:
     for (auto& x : view.members) {
       const auto i = static_cast<std::size_t>(x.rank);
       const auto device = world_.device_of(i);
-      if (!refs_[i] || refs_[i].stale())
-        if (auto fresh = device.allocate<float>(elements_, false, {.deadline = patience_}))
-          refs_[i] = std::move(*fresh);
+      for (auto& all : sets_)
+        if (!all[i] || all[i].stale())
+          if (auto fresh = device.allocate<float>(elements_, false, {.deadline = patience_}))
+            all[i] = std::move(*fresh);
     }
   }
   /// Checks memory that nothing writes. Allocates it again on a device that was lost.
@@ -237,16 +242,29 @@ private:
             bench::fail("memory that nothing wrote has changed on rank " + std::to_string(i));
     }
   }
-  void recover() {
-    loss x;
-    x.told = bench::clock::now();
-    do
-      provide_memory(world_.status());
-    while (!stop_ && !sum());
-    x.right = answered_;
+  /// Returns how often a device came back after a loss.
+  std::size_t returns() const {
+    std::size_t result = 0;
+    for (std::size_t i = 0; i < world_.size(); ++i)
+      result += world_.device_of(i).incarnation() - 1;
+    return result;
+  }
+  /// Returns whether a rank is back, whose device needs memory.
+  bool grows_back() {
+    const auto view = world_.status();
+    if (view.members.size() <= members_ || view.phase != troupe::world_phase::ready)
+      return false;
+    provide_memory(view);
+    members_ = view.members.size();
+    return true;
+  }
+  void note_loss() {
+    members_ = world_.status().members.size();
     check_kept();
     std::lock_guard lock{mutex_};
-    losses_.push_back(x);
+    losses_.push_back({first_error_.value_or(answered_), answered_});
+    ++told_losses_;
+    first_error_.reset();
     condition_.notify_all();
   }
 
@@ -255,12 +273,15 @@ private:
   const troupe::world& world_;
   const std::size_t elements_;
   const std::chrono::nanoseconds patience_;
-  std::vector<troupe::gpu_ref<float>> refs_;
-  std::vector<troupe::gpu_ref<float>> kept_;
+  std::array<refs, 2> sets_; ///< of buffers, one for each rank
+  std::size_t set_ = 0;      ///< the one in use
+  refs kept_;
   std::size_t members_ = world_.size(); ///< at the last sum
   std::atomic<bool> stop_ = false;
   std::atomic<std::uint64_t> sums_ = 0;
   bench::clock::time_point answered_;
+  std::optional<bench::clock::time_point> first_error_; ///< since the last right sum
+  std::size_t told_losses_ = 0;
   std::mutex mutex_;
   std::condition_variable condition_;
   std::vector<loss> losses_;

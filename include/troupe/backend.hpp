@@ -248,7 +248,8 @@ public:
   }
   /// Sets the function that is called, on any thread, when a remote device is lost with its memory,
   /// its streams and its events. From then on every function returns `errc::worker_lost`, until
-  /// `bind` opens the device again. Call it before any work.
+  /// `bind` opens the device again; only `query` may know that an event was done. Call it before
+  /// any work.
   virtual void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept {
     static_cast<void>(signal);
   }

@@ -90,7 +90,8 @@ struct failure {
   std::uint64_t epoch = 0;     ///< epoch of the world
   std::uint64_t generation = 0;
   std::vector<part_state> parts = {}; ///< one per rank, if an operation had several
-  /// For `indeterminate` and `skipped`: the code of the request that failed first (`cause_of`).
+  /// For `indeterminate` and `skipped`: the code of the request that failed first (`cause_of`). For
+  /// `worker_lost`: what its worker reported.
   errc cause = errc::internal;
 };
 

@@ -14,7 +14,7 @@ namespace troupe {
 
 /// Whether one device may use the memory of another one.
 enum class peer_access : std::uint8_t {
-  pending, ///< not known yet, or one of the devices is between two generations
+  pending, ///< not known yet, or one of the devices is between two incarnations
   none,    ///< the hardware cannot do it
   enabled,
   failed, ///< it went wrong; see `p2p_link::reason`

@@ -190,8 +190,8 @@ struct topology_config {
 };
 
 /// Spawns a topology. It enables access between its devices, in both directions, wherever the
-/// hardware can, for plain memory and for their pools. It does so again in each new generation of a
-/// device. Opens devices that are not open. A device that fails or is shut down leaves the graph.
+/// hardware can, for plain memory and for their pools. It does so again in each new incarnation of
+/// a device. Opens devices that are not open. A device that fails or is shut down leaves the graph.
 /// Any number of topologies can share devices. The actor lives until `shutdown` or an exit message,
 /// even without handles, and ~actor_system waits for it: the caller ends it. (A `topology` ends
 /// with its last copy.)

@@ -21,7 +21,8 @@ enum class placement : std::uint8_t {
   worker_process, ///< each device in a supervised child process
 };
 
-/// After which end of a worker its device memory is kept for the device's next worker.
+/// After which end of a worker its device memory is kept for the device's next worker. A worker
+/// that ends by itself or by any signal counts as ended.
 enum class kept_memory : std::uint8_t {
   none,        ///< the memory of a device is gone with its worker
   after_end,   ///< it is kept, unless a fault of the device ended the worker

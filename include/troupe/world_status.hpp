@@ -86,7 +86,7 @@ enum class standby_policy : std::uint8_t {
   /// communicator. Only with `loss_policy::shrink`.
   survivors,
   /// For each rank, one with the spare of its device in the device's place. If a device is lost
-  /// with its worker process, the spare takes over the device at once, in its next generation, and
+  /// with its worker process, the spare takes over the device at once, in its next incarnation, and
   /// the world continues. Each costs as much device memory on each rank as any communicator, and
   /// each spare costs the memory of a further process. Only with `loss_policy::failover`, and for
   /// devices in worker processes (troupe/worker.hpp).

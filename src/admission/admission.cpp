@@ -37,7 +37,7 @@ void expect_parts(locked lock, operation& op) noexcept {
 
 /// Returns whether the lanes keep an order behind `first`, so that what is held behind it may go
 /// on.
-bool lets_go(locked lock, const operation& first) noexcept {
+bool keeps_order_behind(locked lock, const operation& first) noexcept {
   return first.on_lanes() && !first.has_lost_part(lock);
 }
 
@@ -324,7 +324,7 @@ caf::error admission::join(locked lock, rank_submission& one, deferred_actions& 
   }
   held_.note_inversion(held);
   if (joint->waits_for(lock) != nullptr || is_away(lock, *joint) ||
-      !std::ranges::all_of(held.behind, [&](auto& x) { return lets_go(lock, *x); }))
+      !std::ranges::all_of(held.behind, [&](auto& x) { return keeps_order_behind(lock, *x); }))
     return {};
   one.complete_ = std::move(held.op);
   one.self_ = std::move(self);
@@ -456,7 +456,8 @@ void admission::release(bool all) noexcept {
       held_.erase_if([&](held_operation& x) {
         if (!all && x.behind.empty())
           return false;
-        std::erase_if(x.behind, [&](const auto& other) { return lets_go(lock, *other); });
+        std::erase_if(x.behind,
+                      [&](const auto& other) { return keeps_order_behind(lock, *other); });
         if (!x.behind.empty() || x.op->failed() || x.op->waits_for(lock) != nullptr ||
             is_away(lock, *x.op) || x.op->on_check(lock))
           return false;

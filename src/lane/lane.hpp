@@ -90,7 +90,13 @@ public:
   /// Returns whether the device is lost, and not open again yet. Operations that have parts on the
   /// lane are held until then: on the lane they could not be dropped.
   bool is_away(locked) const noexcept { return away_; }
-  void set_away(locked) noexcept { away_ = true; }
+  /// Notes that the device is lost, after the operation with this position was admitted. Returns
+  /// the position of the first such note since it was there.
+  std::uint64_t go_away(locked, std::uint64_t position) noexcept {
+    if (!away_.exchange(true))
+      away_since_ = position;
+    return away_since_;
+  }
   /// Wakes the lanes of all `parts`, which were submitted, if they sleep.
   static void wake_to_work(std::span<const part> parts) noexcept;
   void wake() noexcept;
@@ -258,9 +264,9 @@ private:
   std::vector<part*> take_from_streams(const caf::error& why) noexcept;
   void lose_streams(const caf::error& why) noexcept;
   void leave_to_lost_process(const caf::error& why) noexcept;
+  bool is_known_done(const part& p) noexcept;
   caf::error take_over_memory();
   void revive();
-  bool end_absence() noexcept;
   bool drain_released();
   void abandon_now() noexcept;
   /// Makes the stream of `p`, if most lanes do not need it.
@@ -344,6 +350,7 @@ private:
   bool closed_ = false; // no thread takes parts from the inbox any more; under the admission lock
   /// The lane is getting a lost device back. The lane reads it without the lock.
   std::atomic<bool> away_{false};
+  std::uint64_t away_since_ = 0;                     // under the admission lock
   alignas(64) std::atomic<std::size_t> expected_{0}; // parts; under the admission lock
 
   alignas(64) std::atomic<std::size_t> in_flight_{0};

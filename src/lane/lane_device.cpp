@@ -21,10 +21,7 @@ bool lane::come_up() {
   for (int attempt = 1;; ++attempt) {
     auto error = note(open_device());
     if (!error) {
-      const bool was_away = end_absence();
       publish();
-      if (was_away)
-        owner_.on_device_back(*this);
       return true;
     }
     if (is_remote_)
@@ -156,10 +153,17 @@ void lane::reset_now() {
 }
 
 void lane::publish() {
-  if (state_->live_generation() != 0)
-    state_->resume();
-  else
-    state_->publish();
+  bool was_away = false;
+  {
+    admission_lock lock; // no report of a loss comes in between
+    was_away = away_.exchange(false);
+    if (state_->live_generation() != 0)
+      state_->resume();
+    else
+      state_->publish();
+  }
+  if (was_away)
+    owner_.on_device_back(*this);
   if (auto why = device_->loss()) // before it was published: its owner may have ignored the loss
     owner_.on_device_lost(*this, why);
 }
@@ -195,7 +199,7 @@ void lane::lose_streams(const caf::error& why) noexcept {
 }
 
 /// Takes all parts out of the streams. They are over when the work of the lost process is, since it
-/// may use memory that is kept.
+/// may use memory that is kept. What is known to be done is over now.
 void lane::leave_to_lost_process(const caf::error& why) noexcept {
   lost_process x;
   {
@@ -203,8 +207,15 @@ void lane::leave_to_lost_process(const caf::error& why) noexcept {
     x.until = state_->lost_until(lock);
   }
   x.work_is_over = device_->lost_work();
-  x.parts = take_from_streams(why);
-  for (auto* p : x.parts) {
+  for (auto* p : take_from_streams(why)) {
+    if (is_known_done(*p)) {
+      const auto cause = failure_of(p->of->cause());
+      if (p->of->parts().size() == 1 && p->stream != stream_kind::collective && cause &&
+          cause->code == errc::worker_lost && cause->device == state_->ordinal())
+        p->delivered.store(true); // only the loss has failed it: what it has written is right
+      finish(*p, nanoseconds(clock::now()));
+      continue;
+    }
     event_view event;
     {
       flag_lock lock{p->event_guard}; // another lane may be about to wait for it
@@ -212,11 +223,21 @@ void lane::leave_to_lost_process(const caf::error& why) noexcept {
     }
     if (event.native != nullptr && !p->shares_event)
       static_cast<void>(note(device_->destroy_event(event)));
+    set_recorded(*p); // no lane waits for it: what must come behind it is held in admission
     if (!p->is_placeholder)
       p->of->on_part_done(*p); // on the lane: it gives events and memory of the lane back
     record_.over(*p, !p->is_placeholder, state_->generation(), nanoseconds(clock::now()));
+    x.parts.push_back(p);
   }
   owner_.on_lost_process(*this, std::move(x));
+}
+
+/// Returns whether the work of a part of a lost process was done before the loss.
+bool lane::is_known_done(const part& p) noexcept {
+  if (p.event.native == nullptr || !p.recorded.load())
+    return false;
+  const auto done = device_->query(p.event);
+  return done && *done;
 }
 
 /// Opens a lost device again. Its streams and events are gone with the process that had them, and
@@ -245,15 +266,12 @@ void lane::revive() {
   }
   if (!come_up()) {
     abandoned_.store(true);
-    if (end_absence())
-      owner_.on_device_back(*this); // it takes what was held, and drops it
+    {
+      admission_lock lock;
+      away_.store(false);
+    }
+    owner_.on_device_back(*this); // it takes what was held, and drops it
   }
-}
-
-/// Lets operations come to the lane again. Returns whether they could not.
-bool lane::end_absence() noexcept {
-  admission_lock lock;
-  return away_.exchange(false);
 }
 
 bool lane::drain_released() {

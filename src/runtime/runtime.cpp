@@ -430,13 +430,11 @@ std::optional<std::uint64_t> runtime::note_lost(lane& where, const caf::error& w
   auto& state = where.state();
   admission_lock lock;
   const auto phase = state.phase();
-  const auto last = operation::last_position(lock);
   if (phase != device_phase::ready && phase != device_phase::resetting)
     return std::nullopt;
-  where.set_away(lock);
-  if (phase == device_phase::resetting) // again, before it was back: nothing was issued meanwhile
-    return state.live_generation() != 0 ? state.lost_until(lock) : last;
-  log(log_level::warning, "device " + std::to_string(state.ordinal()) + " is lost", why);
+  const auto last = where.go_away(lock, operation::last_position(lock));
+  if (phase == device_phase::resetting) // lost again, or lost while it was reset
+    return last;
   if (where.may_keep_memory(lock, why)) {
     state.set_lost_until(lock, last);
     state.lose_process(why);
@@ -449,9 +447,12 @@ std::optional<std::uint64_t> runtime::note_lost(lane& where, const caf::error& w
 void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
   auto& state = where.state();
   admission_->drain(); // earlier calls fail with the others
+  const bool was_ready = state.phase() == device_phase::ready;
   const auto last = note_lost(where, why);
   if (!last)
     return;
+  if (was_ready)
+    log(log_level::warning, "device " + std::to_string(state.ordinal()) + " is lost", why);
   auto users = users_of(state.ordinal(), false);
   {
     admission_lock lock;

@@ -34,9 +34,9 @@ public:
     static_cast<void>(ordinal);
     static_cast<void>(note);
   }
-  /// Devices closed because of `why`: their memory is gone, and perhaps the process that had it.
+  /// Devices closed because of `why`: their memory is gone, or the process that had it, or both.
   virtual void on_devices_closed(const caf::error& why) { static_cast<void>(why); }
-  /// All work of lost processes that had device `ordinal` is over. Not called if the memory was not
+  /// All work of lost processes that had device `ordinal` is over. Only if its memory was to be
   /// kept.
   virtual void on_lost_work_over(int ordinal) { static_cast<void>(ordinal); }
   /// A communicator, a device or the runtime has ended because of `why`.

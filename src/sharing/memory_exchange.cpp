@@ -102,14 +102,16 @@ void memory_exchange::lend(int to, const memory_note& note) {
   auto on = owner_.lane_of(to);
   if (!on)
     return refuse(to, note.number, on.error());
+  const auto incarnation = home.live_incarnation();
+  if (incarnation == 0)
+    return refuse(to, note.number, claim_error(errc::unavailable, to, device_is(home.phase())));
   auto how = std::make_shared<lend_operation>("claim", *what, note.mode);
   how->parts()[0].on = on->get();
   bool is_new = false;
   {
     std::lock_guard lock{mutex_};
     auto& all = lent_[to];
-    is_new = all.size() < most_loans &&
-             all.emplace(note.number, lent{how, {}, home.live_incarnation()}).second;
+    is_new = all.size() < most_loans && all.emplace(note.number, lent{how, {}, incarnation}).second;
   }
   if (!is_new)
     return refuse(to, note.number,
@@ -139,8 +141,8 @@ void memory_exchange::lend_over(loan which, const lend_operation& how) {
     std::lock_guard lock{mutex_};
     auto& all = lent_[which.first];
     auto i = all.find(which.second);
-    if (i == all.end())
-      return; // the claim was taken back
+    if (i == all.end() || what.memory()->home().live_incarnation() != i->second.incarnation)
+      return; // the claim was taken back, or its process is lost
     i->second.lease = std::move(lease);
   }
   take_offer(what);
@@ -421,8 +423,11 @@ void memory_exchange::on_devices_closed(const caf::error& why) {
     for (auto& [ordinal, all] : lent_)
       for (auto i = all.begin(); i != all.end();)
         if (auto now = i++; has_ended(now->second)) {
-          auto& to = now->second.how->ref().stale() ? loans : lost_[ordinal];
-          now->second.loss = why;
+          // Reads of a lost process make no difference.
+          const auto& how = *now->second.how;
+          const bool is_over = how.ref().stale() || how.mode() == access_mode::read;
+          auto& to = is_over ? loans : lost_[ordinal];
+          now->second.loss = how.ref().memory()->home().reason();
           to.push_back(std::move(now->second));
           all.erase(now);
         }

@@ -51,6 +51,12 @@ link_generations topology_core::generations_of(const link_ends& x) const {
   return {nodes_[x.from].findings.generation, nodes_[x.to].findings.generation};
 }
 
+/// Returns the life of a link since its devices were connected last.
+topology_core::link_life topology_core::life_of(const link_ends& x) const {
+  return {nodes_[x.from].findings.incarnation, nodes_[x.to].findings.incarnation,
+          edge_at(x).failures};
+}
+
 caf::error topology_core::failure_to_connect(const link_ends& x) const {
   if (auto& why = nodes_[x.from].findings.peers[x.to].enabled)
     return why;
@@ -69,7 +75,7 @@ peer_access topology_core::access_of(const link_ends& x, caf::error& reason) con
     return peer_access::pending;
   if (reason = failure_to_connect(x); reason)
     return peer_access::failed;
-  if (config_.verify && edge_at(x).right_in != generations_of(x))
+  if (config_.verify && edge_at(x).right_in != life_of(x))
     return peer_access::pending;
   return peer_access::enabled;
 }
@@ -117,7 +123,7 @@ std::optional<topology_core::link_life> topology_core::connected_in(const link_e
   std::lock_guard lock{mutex_};
   if (!is_connected(x.from) || !is_connected(x.to) || failure_to_connect(x))
     return std::nullopt;
-  return link_life{generations_of(x), edge_at(x).failures};
+  return life_of(x);
 }
 
 p2p_link topology_core::link_at(const link_ends& x) const {
@@ -296,7 +302,7 @@ void topology_core::mark_right(const link_ends& x, const link_life& in) {
     if (e.failures != in.failures)
       return;
     e.checked = link_check::right;
-    e.right_in = in.generations;
+    e.right_in = in;
     e.out = {};
     note_routes();
     ++version_;

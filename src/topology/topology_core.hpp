@@ -97,8 +97,9 @@ public:
   /// Returns why a link is not ready. None: both devices have connected in this generation.
   caf::error why_not_ready(const link_ends& x) const;
   struct link_life {
-    link_generations generations; ///< of its devices
-    std::uint64_t failures = 0;   ///< how often it was taken out so far
+    std::uint64_t from = 0; ///< incarnations of its devices
+    std::uint64_t to = 0;
+    std::uint64_t failures = 0; ///< how often it was taken out so far
     friend bool operator==(const link_life&, const link_life&) = default;
   };
   /// Returns the present one, if access was enabled in both devices.
@@ -125,8 +126,8 @@ private:
   struct edge {
     peer_link link;
     link_check checked = link_check::unchecked;
-    link_generations right_in;
-    caf::error out; // why it was taken out
+    link_life right_in; ///< the last life in which it was found right
+    caf::error out;     // why it was taken out
     std::uint64_t failures = 0;
     figures measured;
   };
@@ -156,6 +157,7 @@ private:
   peer_access access_of(const link_ends& x, caf::error& reason) const;
   bool waits_for_check_locked(const link_ends& x) const;
   link_generations generations_of(const link_ends& x) const;
+  link_life life_of(const link_ends& x) const;
   caf::error failure_to_connect(const link_ends& x) const;
   p2p_link link_at(const link_ends& x) const;
   void find_islands(p2p_graph& graph) const;

@@ -338,6 +338,10 @@ private:
       if (policy_.limits.on_loss != loss_policy::shrink)
         complain("the members are all there: " + text);
       break;
+    case errc::skipped:
+      if (cause_of(why) != errc::worker_lost)
+        complain("the request before it ran: " + text);
+      break;
     case errc::stale_ref:
     case errc::indeterminate:
     case errc::deadline_exceeded:

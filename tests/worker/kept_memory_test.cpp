@@ -4,6 +4,7 @@
 #include "support/folder.hpp"
 #include "support/forwarding_backend.hpp"
 #include "support/random.hpp"
+#include "support/topology_fixture.hpp"
 #include "support/worker_losses.hpp"
 #include <troupe/bytes.hpp>
 #include <troupe/launch.hpp>
@@ -20,6 +21,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,33 +72,46 @@ gpu_ref<std::uint32_t> filled(const device& on, const elements& content) {
 
 std::int64_t worker_of(const device& x) { return must(answer_of(x.stats())).worker_pid; }
 
-/// The end of work of lost workers, as a test decides it.
-class late_end : public forwarding_device {
+/// What the lanes see of their devices.
+struct sight {
+  std::atomic<bool> work_is_over{true}; ///< of lost workers
+  std::atomic<bool> hides_done{false};  ///< no event seems to be done, until the worker is lost
+  std::atomic<int> hidden{0};           ///< how often an event was done nevertheless
+};
+
+class device_in_sight : public forwarding_device {
 public:
-  late_end(std::unique_ptr<backend_device> inner, std::shared_ptr<std::atomic<bool>> is_over)
-      : forwarding_device(std::move(inner)), is_over_(std::move(is_over)) {}
+  device_in_sight(std::unique_ptr<backend_device> inner, std::shared_ptr<sight> seen)
+      : forwarding_device(std::move(inner)), seen_(std::move(seen)) {}
   std::function<bool()> lost_work() const noexcept override {
-    return [is_over = is_over_] { return is_over->load(); };
+    return [seen = seen_] { return seen->work_is_over.load(); };
+  }
+  caf::expected<bool> query(event_view event) noexcept override {
+    auto done = inner_->query(event);
+    if (!seen_->hides_done || inner_->loss())
+      return done;
+    seen_->hidden += done && *done ? 1 : 0;
+    return false;
   }
 
 private:
-  std::shared_ptr<std::atomic<bool>> is_over_;
+  std::shared_ptr<sight> seen_;
 };
 
-class with_late_end : public forwarding_backend {
+class backend_in_sight : public forwarding_backend {
 public:
-  with_late_end(std::shared_ptr<backend> inner, std::shared_ptr<std::atomic<bool>> is_over)
-      : forwarding_backend(std::move(inner)), is_over_(std::move(is_over)) {}
+  backend_in_sight(std::shared_ptr<backend> inner, std::shared_ptr<sight> seen)
+      : forwarding_backend(std::move(inner)), seen_(std::move(seen)) {}
   caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
     auto device = inner_->open(ordinal);
     if (!device)
       return device;
     return std::unique_ptr<backend_device>{
-        std::make_unique<late_end>(std::move(*device), is_over_)};
+        std::make_unique<device_in_sight>(std::move(*device), seen_)};
   }
 
 private:
-  std::shared_ptr<std::atomic<bool>> is_over_;
+  std::shared_ptr<sight> seen_;
 };
 
 class KeptMemory : public ::testing::Test {
@@ -111,7 +126,7 @@ protected:
     options.workers.keep_memory = keeps;
     system_ = std::make_unique<test_system>(system_options{
         .devices = devices, .wrap = [=, this](std::shared_ptr<backend>) {
-          return std::make_shared<with_late_end>(must(make_worker_backend(options)), work_is_over_);
+          return std::make_shared<backend_in_sight>(must(make_worker_backend(options)), seen_);
         }});
     device_ = system_->open(0);
   }
@@ -131,7 +146,7 @@ protected:
 
   folder folder_;
   int launches_ = 0;
-  std::shared_ptr<std::atomic<bool>> work_is_over_ = std::make_shared<std::atomic<bool>>(true);
+  std::shared_ptr<sight> seen_ = std::make_shared<sight>();
   std::unique_ptr<test_system> system_;
   device device_;
 };
@@ -188,10 +203,31 @@ TEST_F(KeptMemory, IsIndeterminateWhereTheLostWorkerWrote) {
   EXPECT_TRUE(holds(device_, written, elements(count / 2, 7)));
 }
 
+/// The answers are lost, but it is known that the work was done.
+TEST_F(KeptMemory, IsIntactWhereTheLostWorkerWasDone) {
+  start(kept_memory::after_end);
+  auto done = filled(device_, counted(0));
+  auto written = filled(device_, counted(0));
+  seen_->work_is_over = false;
+  seen_->hides_done = true;
+  auto filling = device_.fill(done, 5u);
+  EXPECT_TRUE(eventually([&] { return seen_->hidden != 0; }));
+  auto endless = write_endlessly(written);
+  kill();
+  for (auto* x : {&filling, &endless})
+    EXPECT_TRUE(has_code(answer_of(*x).error(), errc::worker_lost));
+  seen_->hides_done = false;
+  // At first it counts as failed: the lane has yet to find that it was done.
+  EXPECT_TRUE(eventually([&] { return holds(device_, done, elements(count, 5)) == true; }));
+  must(answer_of(device_.fill(done, 6u)));
+  EXPECT_TRUE(has_code(device_.download(written).error(), errc::indeterminate));
+  seen_->work_is_over = true;
+}
+
 /// All else can be used at once.
 TEST_F(KeptMemory, IsBusyWhereTheLostWorkerWroteUntilItsWorkIsOver) {
   start(kept_memory::after_end);
-  work_is_over_->store(false);
+  seen_->work_is_over = false;
   auto written = filled(device_, counted(0));
   auto beside = filled(device_, counted(5));
   auto endless = write_endlessly(written);
@@ -212,7 +248,7 @@ TEST_F(KeptMemory, IsBusyWhereTheLostWorkerWroteUntilItsWorkIsOver) {
     EXPECT_TRUE(works(device_));
   }
   EXPECT_FALSE(filling.ready() || copying.ready());
-  work_is_over_->store(true);
+  seen_->work_is_over = true;
   must(answer_of(filling));
   must(answer_of(copying));
 }
@@ -220,7 +256,7 @@ TEST_F(KeptMemory, IsBusyWhereTheLostWorkerWroteUntilItsWorkIsOver) {
 /// Transfers use memory of the lane, which goes with the lost worker.
 TEST_F(KeptMemory, EndsTheTransfersOfTheLostWorker) {
   start(kept_memory::after_end);
-  work_is_over_->store(false);
+  seen_->work_is_over = false;
   for (std::uint32_t round = 0; round < 5; ++round) {
     auto written = filled(device_, counted(0));
     auto endless = write_endlessly(written);
@@ -231,18 +267,18 @@ TEST_F(KeptMemory, EndsTheTransfersOfTheLostWorker) {
     for (auto* x : {&endless, &reading, &writing})
       EXPECT_TRUE(has_code(answer_of(*x).error(), errc::worker_lost));
     EXPECT_TRUE(works(device_));
-    work_is_over_->store(true);
+    seen_->work_is_over = true;
     must(answer_of(device_.upload(written, host_buffer{counted(round)})));
     EXPECT_TRUE(holds(device_, written, counted(round)));
-    work_is_over_->store(false);
+    seen_->work_is_over = false;
   }
-  work_is_over_->store(true);
+  seen_->work_is_over = true;
 }
 
 /// What a lost worker had only read can be written at once.
 TEST_F(KeptMemory, IsFreeWhereTheLostWorkerRead) {
   start(kept_memory::after_end);
-  work_is_over_->store(false);
+  seen_->work_is_over = false;
   auto read = filled(device_, counted(0));
   auto written = filled(device_, counted(0));
   auto endless = write_endlessly(written);
@@ -252,7 +288,7 @@ TEST_F(KeptMemory, IsFreeWhereTheLostWorkerRead) {
   EXPECT_FALSE(answer_of(copying));
   must(answer_of(device_.fill(read, 3u)));
   EXPECT_TRUE(holds(device_, read, elements(count, 3)));
-  work_is_over_->store(true);
+  seen_->work_is_over = true;
 }
 
 TEST_F(KeptMemory, IsKeptAsThePolicySays) {
@@ -286,8 +322,7 @@ TEST_F(KeptMemory, IsKeptAsThePolicySays) {
   EXPECT_FALSE(after(kept_memory::after_fault, faulty(uncorrectable)));
 }
 
-/// The first next worker is lost before it has anything of the device.
-TEST_F(KeptMemory, OutlivesTwoWorkersAtOnce) {
+TEST_F(KeptMemory, OutlivesManyWorkers) {
   start(kept_memory::after_end);
   auto memory = filled(device_, counted(3));
   for (int round = 0; round < 3; ++round) {
@@ -299,6 +334,32 @@ TEST_F(KeptMemory, OutlivesTwoWorkersAtOnce) {
   }
   EXPECT_EQ(device_.generation(), 1u);
   EXPECT_EQ(device_.incarnation(), 7u);
+}
+
+/// Other devices do not wait for the work of the lost worker, also if it had just begun.
+TEST_F(KeptMemory, HoldsUpNoOtherDevice) {
+  start(kept_memory::after_end);
+  seen_->work_is_over = false;
+  const auto other = system_->open(1);
+  const auto links = open_topology(*system_, quick_config(true));
+  EXPECT_TRUE(eventually([&] { return links.graph().settled; }));
+  constexpr std::size_t many = std::size_t{32} << 20;
+  auto source = must(device_.allocate<std::uint32_t>(many));
+  auto target = must(other.allocate<std::uint32_t>(many));
+  auto written = filled(device_, counted(0));
+  auto endless = write_endlessly(written);
+  elements content(many, 5);
+  auto uploading = device_.upload(source, std::span<const std::uint32_t>{content}); // in pieces
+  auto copying = links.copy(target, source);
+  kill();
+  for (auto* x : {&endless, &uploading, &copying})
+    EXPECT_FALSE(answer_of(*x));
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(works(other));
+    EXPECT_TRUE(works(device_));
+  }
+  must(answer_of(other.fill(target, 6u)));
+  seen_->work_is_over = true;
 }
 
 TEST_F(KeptMemory, EndsWithAReset) {
@@ -315,7 +376,7 @@ TEST_F(KeptMemory, EndsWithAReset) {
 /// A reset waits for the work of the lost worker.
 TEST_F(KeptMemory, IsResetWhenTheLostWorkIsOver) {
   start(kept_memory::after_end);
-  work_is_over_->store(false);
+  seen_->work_is_over = false;
   auto memory = filled(device_, counted(3));
   auto endless = write_endlessly(memory);
   kill();
@@ -323,10 +384,131 @@ TEST_F(KeptMemory, IsResetWhenTheLostWorkIsOver) {
   EXPECT_TRUE(works(device_));
   auto reset = device_.reset();
   EXPECT_TRUE(memory.stale());
-  work_is_over_->store(true);
+  for (int i = 0; i < 20; ++i)
+    EXPECT_TRUE(works(system_->open(1)));
+  EXPECT_FALSE(reset.ready());
+  seen_->work_is_over = true;
   EXPECT_EQ(must(answer_of(reset)), 2u);
   EXPECT_TRUE(works(device_));
 }
+
+/// Kills workers at random ways and moments, and knows what each buffer must hold.
+class ManyLosses : public KeptMemory, public ::testing::WithParamInterface<kept_memory> {
+protected:
+  static constexpr int devices = 3;
+  static constexpr std::size_t buffers = 6; ///< of each device
+
+  struct known {
+    gpu_ref<std::uint32_t> memory;
+    std::uint32_t content = 0; ///< of all elements
+    pending<void> write = {};  ///< the last one, in this round
+    std::uint32_t written = 0; ///< by that
+  };
+
+  void begin() {
+    start(GetParam(), devices);
+    world_config config;
+    config.limits.standby = standby_policy::full;
+    config.limits.restarts = 1'000'000;
+    world_ = system_->open_world(config);
+    all_.resize(world_.size() * buffers);
+    for (std::size_t i = 0; i < all_.size(); ++i)
+      renew(i);
+  }
+
+  device device_of(std::size_t buffer) const { return world_.device_of(buffer / buffers); }
+
+  /// Allocates the buffer with some content.
+  void renew(std::size_t i) {
+    auto& x = all_[i];
+    x.memory = must(device_of(i).allocate<std::uint32_t>(count));
+    x.content = ++last_content_;
+    must(answer_of(device_of(i).fill(x.memory, x.content)));
+  }
+
+  /// Begins writes to some buffers of a device.
+  void write_some(std::size_t rank) {
+    for (std::size_t i = rank * buffers; i < (rank + 1) * buffers; ++i)
+      if (auto& x = all_[i]; chance(random_, 0.4)) {
+        x.written = ++last_content_;
+        x.write = chance(random_, 0.5)
+                      ? device_of(i).fill(x.memory, x.written)
+                      : device_of(i).upload(x.memory, host_buffer{elements(count, x.written)});
+      }
+  }
+
+  /// Ends the worker. Returns whether the policy keeps its memory.
+  bool lose(std::size_t rank) {
+    const auto d = world_.device_of(rank);
+    const auto before = d.incarnation();
+    bool faulty = false;
+    switch (pick(random_, 0, 2)) {
+    case 0:
+      EXPECT_EQ(::kill(static_cast<pid_t>(worker_of(d)), SIGKILL), 0);
+      break;
+    case 1:
+      EXPECT_EQ(code_of(kill_worker(d)), errc::worker_lost);
+      break;
+    default:
+      faulty = true;
+      EXPECT_FALSE(answer_of(d.launch(fault_of_device, to_bytes(std::int32_t{700}), {}, {})));
+    }
+    EXPECT_TRUE(eventually([&] { return d.incarnation() > before; }));
+    return GetParam() == kept_memory::after_fault ||
+           (GetParam() == kept_memory::after_end && !faulty);
+  }
+
+  /// Checks all buffers. `lost`: the rank whose worker was lost, and whether its memory is kept.
+  void check(std::size_t lost, bool keeps) {
+    for (std::size_t i = 0; i < all_.size(); ++i) {
+      auto& x = all_[i];
+      if (i / buffers == lost && !keeps) {
+        EXPECT_TRUE(x.memory.stale());
+        x.write = {};
+        x.written = 0;
+        renew(i);
+        continue;
+      }
+      EXPECT_FALSE(x.memory.stale());
+      if (const auto write = std::exchange(x.write, {}); x.written != 0) {
+        x.content = std::exchange(x.written, 0);
+        const auto done = answer_of(write);
+        EXPECT_TRUE(done || i / buffers == lost);
+        if (!done) {
+          const auto why = device_of(i).download(x.memory).error();
+          EXPECT_TRUE(has_code(why, errc::indeterminate) || has_code(why, errc::skipped))
+              << describe(why);
+          must(answer_of(device_of(i).fill(x.memory, x.content)));
+        }
+      }
+      EXPECT_TRUE(holds(device_of(i), x.memory, elements(count, x.content)));
+    }
+  }
+
+  std::mt19937_64 random_{1};
+  world world_;
+  std::vector<known> all_;
+  std::uint32_t last_content_ = 0;
+};
+
+TEST_P(ManyLosses, LeaveEveryByteThatWasNotWritten) {
+  begin();
+  constexpr int losses = 200;
+  for (int round = 0; round < losses && !HasFailure(); ++round) {
+    const auto lost = pick(random_, 0, world_.size() - 1);
+    write_some(lost);
+    write_some((lost + 1) % world_.size());
+    const bool keeps = lose(lost);
+    SCOPED_TRACE("loss " + std::to_string(round) + ", of rank " + std::to_string(lost));
+    check(lost, keeps);
+  }
+  EXPECT_TRUE(eventually([&] { return works(world_) == true; }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, ManyLosses,
+                         ::testing::Values(kept_memory::none, kept_memory::after_end,
+                                           kept_memory::after_fault),
+                         [](const auto& x) { return std::string{to_string(x.param)}; });
 
 TEST_F(KeptMemory, GoesOnInAWorldWithSpares) {
   start(kept_memory::after_end, 3);

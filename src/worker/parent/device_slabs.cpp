@@ -66,6 +66,7 @@ void device_slabs::begin(std::shared_ptr<worker_link> worker) {
     former = take_all();
     worker_ = std::move(worker);
     unit_ = worker_->slab_granularity();
+    forget_spare();
   }
   for (auto& x : former.slabs)
     shared_->remove(x.what);
@@ -85,6 +86,8 @@ caf::error device_slabs::move_to(std::shared_ptr<worker_link> worker) {
                        .detail = "the new worker has slabs of another kind",
                        .device = ordinal_});
   const std::lock_guard turn{giving_back_}; // else the former worker would be asked
+  if (worker_ == worker)
+    return {};
   const auto slabs = all();
   if (auto error = map(slabs, *worker); error)
     return error;
@@ -92,7 +95,14 @@ caf::error device_slabs::move_to(std::shared_ptr<worker_link> worker) {
     shared_->give_to(x, *worker);
   const std::lock_guard lock{mutex_};
   worker_ = std::move(worker);
+  forget_spare();
   return {};
+}
+
+/// Needs `mutex_`. The worker is no spare any more.
+void device_slabs::forget_spare() {
+  if (spare_.lock() == worker_)
+    spare_.reset();
 }
 
 caf::error device_slabs::map(const std::vector<memory_slab>& slabs, worker_link& in) const {
@@ -107,6 +117,8 @@ caf::error device_slabs::map(const std::vector<memory_slab>& slabs, worker_link&
 caf::error device_slabs::prepare(const std::shared_ptr<worker_link>& spare) {
   {
     const std::lock_guard lock{mutex_};
+    if (spare == worker_)
+      return {};
     spare_ = spare; // first: slabs that appear meanwhile are mapped, too
   }
   return map(all(), *spare);

@@ -90,6 +90,7 @@ private:
   /// Removes the slabs that are empty since `when` or before.
   removed take_empty(clock::time_point when);
   std::vector<memory_slab> all() const;
+  void forget_spare();
   caf::error map(const std::vector<memory_slab>& slabs, worker_link& in) const;
   /// Removes all slabs. Needs `mutex_`.
   removed take_all();

@@ -169,6 +169,8 @@ caf::expected<std::shared_ptr<process_pool>> process_pool::create(worker_backend
         std::pair{"worker_settings::build_limit", options.workers.build_limit}})
     if (auto error = check_not_negative(name, limit))
       return error;
+  if (options.workers.keep_memory > kept_memory::after_fault)
+    return make_error(errc::invalid_argument, "worker_settings::keep_memory is no known value");
   if (options.host.listen_address.empty())
     options.host.listen_address = "127.0.0.1";
   if (auto error = refuse_in_unmet_worker())

@@ -226,10 +226,14 @@ caf::error remote_device::wait_word(stream_view stream, const std::atomic<std::u
 
 caf::expected<bool> remote_device::query(event_view event) noexcept {
   const auto& x = event_of(event);
-  const auto done = x.record == 0 || x.link->is_done(x.number, x.record);
-  if (x.link->lost()) // a loss marks all words as done
-    return x.link->loss();
-  return done;
+  if (x.record == 0)
+    return true;
+  const auto done = x.link->is_done(x.number, x.record);
+  if (!x.link->lost())
+    return done;
+  if (x.link->was_done(x.number, x.record)) // a loss marks all words as done
+    return true;
+  return x.link->loss();
 }
 
 caf::error remote_device::synchronize(event_view event) noexcept {

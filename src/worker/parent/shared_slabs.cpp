@@ -1,5 +1,6 @@
 #include "worker/parent/shared_slabs.hpp"
 
+#include "foundation/fair_limit.hpp"
 #include "worker/parent/worker_link.hpp"
 
 #include <algorithm>
@@ -97,9 +98,17 @@ public:
     if (drop)
       drop();
   }
-  caf::error wait() {
+  /// Waits for the reply. A worker that does not reply within its limit is given up.
+  caf::error wait(worker_link& in) {
+    const auto there = [this] { return result_.has_value(); };
+    const auto limit = in.request_limit();
     std::unique_lock lock{mutex_};
-    changed_.wait(lock, [this] { return result_.has_value(); });
+    if (limit.count() != 0 && !fair_limit{limit}.wait(changed_, lock, there)) {
+      lock.unlock();
+      in.give_up_late("to map memory", limit); // ends the request
+      lock.lock();
+    }
+    changed_.wait(lock, there);
     return *result_;
   }
   bool has_failed() const {
@@ -167,7 +176,7 @@ std::shared_ptr<shared_slab::mapping> shared_slab::mapping_in(worker_link& in) {
   return result;
 }
 
-caf::error shared_slab::map(worker_link& in) { return mapping_in(in)->wait(); }
+caf::error shared_slab::map(worker_link& in) { return mapping_in(in)->wait(in); }
 
 void shared_slab::give_to(const worker_link& owner) {
   const std::lock_guard lock{mutex_};

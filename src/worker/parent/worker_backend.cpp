@@ -375,7 +375,8 @@ caf::error worker_backend::provide_spare(int ordinal) noexcept {
     return error;
   const auto memory = pool_->memory_of(ordinal);
   const auto spare = pool_->spare(ordinal);
-  if (memory && spare) // a spare without it maps it when it is needed
+  if (memory && spare &&
+      keep_memory_ != kept_memory::none) // a spare without it maps it when it is needed
     if (auto error = memory->prepare(spare); error && code_of(error) != errc::worker_lost)
       log(log_level::warning, "a spare could not map the memory of its device", error);
   return {};

@@ -46,7 +46,8 @@ caf::error lost_worker(int device, std::string detail, int rank) {
 worker_link::worker_link(int device, link_area& area, std::shared_ptr<void> keep,
                          std::unique_ptr<control_sender> control)
     : device_(device), area_(area), keep_(std::move(keep)), control_(std::move(control)),
-      ring_(area.words, area.commands), records_(link_area::event_count) {
+      ring_(area.words, area.commands), records_(link_area::event_count),
+      done_at_loss_(link_area::event_count) {
   free_events_.reserve(link_area::event_count);
   for (auto i = link_area::event_count; i > 0; --i)
     free_events_.push_back(i - 1);
@@ -311,6 +312,8 @@ void worker_link::lose(const caf::error& cause, bool kills) noexcept {
       return;
     }
     why_ = why;
+    for (std::size_t i = 0; i < done_at_loss_.size(); ++i)
+      done_at_loss_[i] = area_.done[i].load(std::memory_order_acquire);
     lost_.store(true, std::memory_order_release);
     open.swap(open_);
     listeners.swap(on_loss_);

@@ -125,6 +125,10 @@ public:
       give_up_nonsense("an event is complete that was never recorded");
     return done >= record;
   }
+  /// Returns whether the event was done when the worker was lost. Only for a lost worker.
+  bool was_done(std::uint64_t event, std::uint64_t record) const noexcept {
+    return done_at_loss_[event] >= record && done_at_loss_[event] <= records_[event];
+  }
 
   // -- any thread
 
@@ -152,6 +156,9 @@ public:
   using reply_handler = std::function<void(worker_reply)>;
   void request(control what, std::span<const std::byte> body, std::optional<int> descriptor,
                reply_handler then) noexcept;
+
+  /// Returns how long a reply may take; 0: as long as it takes.
+  std::chrono::nanoseconds request_limit() const noexcept { return request_limit_; }
 
   /// Sends a request whose reply is not needed. A worker that replies with an error is given up.
   /// @errors errc::invalid_argument: too long; errc::worker_lost
@@ -216,6 +223,7 @@ private:
   std::uint64_t last_command_ = 0;
   std::vector<std::byte> reply_;
   std::vector<std::uint64_t> records_;
+  std::vector<std::uint64_t> done_at_loss_; ///< `link_area::done`; set before `lost_`
   std::vector<std::uint64_t> free_events_;
 
   std::atomic<bool> lost_{false};

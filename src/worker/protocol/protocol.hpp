@@ -158,7 +158,7 @@ enum class control : std::uint16_t {
   call_off,             ///< communicator_id: cancels its build
   make_slab,            ///< slab_args; reply: none, with a descriptor of the slab
   unmap_slab,           ///< slab_args
-  map_slab,             ///< slab_args, with a descriptor: memory of another worker's device
+  map_slab,             ///< slab_args, with a descriptor: memory that another worker has made
   drop_slab,            ///< slab_args: unmaps it when the work in all streams is over
 };
 
