@@ -409,6 +409,18 @@ TEST_F(DeviceSlabs, AreMappedByASpareWhenTheyAppear) {
   EXPECT_EQ(spare.counts[control::drop_slab], 0);
 }
 
+/// The order to map them may come late.
+TEST_F(DeviceSlabs, AreNotMappedAgainByASpareThatHasThem) {
+  device_slabs slabs{0, shared_, forever};
+  begin(slabs);
+  must(slabs.allocate(mib));
+  other_worker spare;
+  must(slabs.move_to(spare.link));
+  spare.maps_left = 0;
+  must(slabs.prepare(spare.link));
+  EXPECT_EQ(spare.counts[control::map_slab], 1);
+}
+
 TEST_F(DeviceSlabs, AreDroppedByASpareThatDoesNotGetThem) {
   device_slabs slabs{0, shared_, forever};
   begin(slabs);

@@ -118,10 +118,12 @@ caf::error device_slabs::prepare(const std::shared_ptr<worker_link>& spare) {
   {
     const std::lock_guard lock{mutex_};
     if (spare == worker_)
-      return {};
+      return {};    // it has taken over already, with all slabs
     spare_ = spare; // first: slabs that appear meanwhile are mapped, too
   }
-  return map(all(), *spare);
+  auto error = map(all(), *spare);
+  const std::lock_guard lock{mutex_};
+  return spare == worker_ ? caf::error{} : error;
 }
 
 device_slabs::removed device_slabs::take_all() {
