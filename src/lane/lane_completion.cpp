@@ -1,6 +1,7 @@
 /// Part of class `lane`: polls the events of its streams, and finishes the parts that are over.
 
 #include "foundation/spin.hpp"
+#include "lane/kept_result.hpp"
 #include "lane/lane.hpp"
 #include "lane/retired_operations.hpp"
 #include <troupe/error.hpp>
@@ -111,6 +112,8 @@ bool lane::poll(lane_stream& s) {
       auto& over = *s.in_flight.front();
       s.in_flight.pop_front();
       leave_flight(over);
+      if (over.of->failed())
+        keep_result(over, state_->ordinal());
       finish(over, now);
       ++finished;
     }

@@ -3,6 +3,7 @@
 
 #include "foundation/log.hpp"
 #include "foundation/spin.hpp"
+#include "lane/kept_result.hpp"
 #include "lane/lane.hpp"
 #include "lane/staging.hpp"
 #include "operation/admission_lock.hpp"
@@ -209,10 +210,7 @@ void lane::leave_to_lost_process(const caf::error& why) noexcept {
   x.work_is_over = device_->lost_work();
   for (auto* p : take_from_streams(why)) {
     if (is_known_done(*p)) {
-      const auto cause = failure_of(p->of->cause());
-      if (p->of->parts().size() == 1 && p->stream != stream_kind::collective && cause &&
-          cause->code == errc::worker_lost && cause->device == state_->ordinal())
-        p->delivered.store(true); // only the loss has failed it: what it has written is right
+      keep_result(*p, state_->ordinal());
       finish(*p, nanoseconds(clock::now()));
       continue;
     }

@@ -203,7 +203,7 @@ TEST_F(KeptMemory, IsIndeterminateWhereTheLostWorkerWrote) {
   EXPECT_TRUE(holds(device_, written, elements(count / 2, 7)));
 }
 
-/// The answers are lost, but it is known that the work was done.
+/// The answer may be lost, but it is known that the work was done.
 TEST_F(KeptMemory, IsIntactWhereTheLostWorkerWasDone) {
   start(kept_memory::after_end);
   auto done = filled(device_, counted(0));
@@ -214,10 +214,11 @@ TEST_F(KeptMemory, IsIntactWhereTheLostWorkerWasDone) {
   EXPECT_TRUE(eventually([&] { return seen_->hidden != 0; }));
   auto endless = write_endlessly(written);
   kill();
-  for (auto* x : {&filling, &endless})
-    EXPECT_TRUE(has_code(answer_of(*x).error(), errc::worker_lost));
+  EXPECT_TRUE(has_code(answer_of(endless).error(), errc::worker_lost));
+  const auto how = answer_of(filling);
+  EXPECT_TRUE(how || has_code(how.error(), errc::worker_lost));
   seen_->hides_done = false;
-  // At first it counts as failed: the lane has yet to find that it was done.
+  // At first it may count as failed: the lane has yet to find that it was done.
   EXPECT_TRUE(eventually([&] { return holds(device_, done, elements(count, 5)) == true; }));
   must(answer_of(device_.fill(done, 6u)));
   EXPECT_TRUE(has_code(device_.download(written).error(), errc::indeterminate));
@@ -358,8 +359,9 @@ TEST_F(KeptMemory, HoldsUpNoOtherDevice) {
     EXPECT_TRUE(works(other));
     EXPECT_TRUE(works(device_));
   }
-  must(answer_of(other.fill(target, 6u)));
   seen_->work_is_over = true;
+  must(answer_of(other.fill(target, 6u)));
+  EXPECT_TRUE(works(other));
 }
 
 TEST_F(KeptMemory, EndsWithAReset) {
@@ -475,10 +477,11 @@ protected:
         const auto done = answer_of(write);
         EXPECT_TRUE(done || i / buffers == lost);
         if (!done) {
-          const auto why = device_of(i).download(x.memory).error();
-          EXPECT_TRUE(has_code(why, errc::indeterminate) || has_code(why, errc::skipped))
-              << describe(why);
-          must(answer_of(device_of(i).fill(x.memory, x.content)));
+          const auto got = device_of(i).download(x.memory);
+          EXPECT_TRUE(got || has_code(got.error(), errc::indeterminate) ||
+                      has_code(got.error(), errc::skipped));
+          if (!got) // else it is known that it was done
+            must(answer_of(device_of(i).fill(x.memory, x.content)));
         }
       }
       EXPECT_TRUE(holds(device_of(i), x.memory, elements(count, x.content)));
