@@ -166,7 +166,7 @@ public:
         first_error_ = first_error_.value_or(bench::clock::now());
         set_ = 1 - set_; // where memory is kept, the lost worker may still be writing to the other
         provide_memory(world_.status());
-      } else if (first_error_ || back > told_losses_) { // no request need fail
+      } else if (first_error_ || back > losses_.size()) { // no request need fail
         note_loss();
       }
     }
@@ -263,7 +263,6 @@ private:
     check_kept();
     std::lock_guard lock{mutex_};
     losses_.push_back({first_error_.value_or(answered_), answered_});
-    ++told_losses_;
     first_error_.reset();
     condition_.notify_all();
   }
@@ -281,10 +280,9 @@ private:
   std::atomic<std::uint64_t> sums_ = 0;
   bench::clock::time_point answered_;
   std::optional<bench::clock::time_point> first_error_; ///< since the last right sum
-  std::size_t told_losses_ = 0;
   std::mutex mutex_;
   std::condition_variable condition_;
-  std::vector<loss> losses_;
+  std::vector<loss> losses_; ///< the client's thread alone adds to it
 };
 
 void run(const settings& s, caf::actor_system& sys, const troupe::world& world,

@@ -115,7 +115,7 @@ troupe::task<buffers> infer(const troupe::device& on, const model& with, const b
 using service = troupe::batch_server<troupe::host_buffer, troupe::host_buffer, model>;
 // [model]
 
-/// What the clients have got.
+/// The answers that the clients have got.
 struct outcome {
   std::atomic<std::size_t> right{0}, late{0}, wrong{0}; ///< late: an error that names the deadline
   std::vector<double> milliseconds;                     ///< of each request

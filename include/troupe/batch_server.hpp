@@ -69,7 +69,7 @@ void log_end_of_replica(int device, const caf::error& why) noexcept;
 
 } // namespace detail
 
-/// What a `batch_server` has done so far.
+/// The work that a `batch_server` has done so far.
 struct batch_counts {
   std::size_t answers = 0;  ///< results and errors, each for one request
   std::size_t batches = 0;  ///< that were run, with any outcome

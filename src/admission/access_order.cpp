@@ -94,7 +94,7 @@ void order_run(locked lock, const std::shared_ptr<operation>& op, dependencies& 
   for (auto i = next(0); i < accesses.size(); i = next(i)) {
     auto by = accesses[i].by.lock();
     bool others = by != op && accesses[i].since < before;
-    // What a lost process reads makes no difference any more.
+    // Reads of a lost process make no difference any more.
     bool gone = others && (is_over(by, *accesses[i].at) ||
                            (!accesses[i].writes && is_lost(lock, *accesses[i].at)));
     if (others && !gone) {

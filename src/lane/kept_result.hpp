@@ -1,4 +1,4 @@
-/// What a lost process has written completely.
+/// The results that a lost process has written completely.
 #pragma once
 
 #include "operation/operation.hpp"

@@ -162,7 +162,7 @@ inline bool is_delivered(const part& p) noexcept {
 }
 
 /// Returns whether the part may be at work in a process that is lost (`device_state::is_lost`).
-/// What would come behind it in a stream of the lane is not ordered by that stream.
+/// A stream of the lane then keeps no order between it and later parts.
 bool is_lost(locked, const part& p) noexcept;
 
 /// The parts of an operation, aligned to cache lines. Aligned `new` would take ten times as long.

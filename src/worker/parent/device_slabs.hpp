@@ -39,8 +39,8 @@ public:
   device_slabs(const device_slabs&) = delete;
   device_slabs& operator=(const device_slabs&) = delete;
 
-  /// Begins anew with a worker, and drops all slabs of a former one. Does nothing if the slabs are
-  /// those of `worker`.
+  /// Begins anew with a worker, and drops all slabs of a former one. Does nothing if `worker` has
+  /// the slabs already.
   void begin(std::shared_ptr<worker_link> worker);
   /// Gives all slabs to `worker`, at the same addresses. The former worker is lost.
   /// @errors those of `worker`: then it has some of them, and `begin` drops all
