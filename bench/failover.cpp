@@ -2,9 +2,10 @@
 // under load.
 // The times are from the request that ends the worker to the first answer with the error, to the
 // first right sum of the remaining ranks, and until the next kill could come. The standbys are
-// ready, are being built, or do not exist. For comparison, the run also measures a worker's start
-// and a communicator alone. Every sum, and memory that nothing writes, is checked by value. Also
-// takes options of the library and of CAF.
+// ready, are being built, or do not exist. Where they are ready, large sums right before and right
+// after each end are timed too, and the longest sum while the next standbys are built. For
+// comparison, the run also measures a worker's start and a communicator alone. Every sum, and
+// memory that nothing writes, is checked by value. Also takes options of the library and of CAF.
 
 #include "machine.hpp"
 #include "must.hpp"
@@ -51,6 +52,8 @@ struct settings : bench::common_settings {
 
   std::size_t kills = 20;
   std::size_t elements = 1024;
+  std::size_t large_mib = 64;
+  std::size_t kept_mib = 1;
   std::size_t seconds = 0;
   std::uint32_t seed = 1;
   std::string how = "kill";
@@ -73,6 +76,8 @@ struct settings : bench::common_settings {
     return automatic;
   }
   bool shrinks() const { return standby == "survivors" || on_loss == "shrink"; }
+  bool waits_for_standbys() const { return when == "ready" && standby != "none"; }
+  bool sums_large() const { return waits_for_standbys() && !shrinks(); }
 };
 
 /// Registers the launches that end a worker, and returns their names.
@@ -149,14 +154,24 @@ double used_memory(caf::actor_system& sys, const std::vector<int>& devices) {
 class client {
 public:
   /// `patience`: how long it waits for memory of a device that may be gone
-  client(const troupe::world& over, std::size_t elements, std::chrono::nanoseconds patience)
-      : world_(over), elements_(elements), patience_(patience),
-        sets_{refs(over.size()), refs(over.size())}, kept_(over.size()) {
+  client(const troupe::world& over, const settings& s, std::chrono::nanoseconds patience)
+      : world_(over), elements_(s.elements), large_elements_((s.large_mib << 20) / sizeof(float)),
+        kept_elements_((s.kept_mib << 20) / sizeof(float)), patience_(patience),
+        sums_large_(s.sums_large()), sets_{refs(over.size()), refs(over.size())},
+        large_(over.size()), kept_(over.size()) {
     provide_memory(over.status());
+    if (sums_large_)
+      for (std::size_t i = 0; i < over.size(); ++i) {
+        large_[i] = must(over.device_of(i).allocate<float>(large_elements_));
+        must(over.device_of(i).fill(large_[i], 0.0f).wait());
+      }
   }
 
   void run() {
     check_kept();
+    if (sums_large_)
+      large_before_ms_ = large_sums();
+    auto last = bench::clock::now();
     while (!stop_) {
       const auto back = returns();
       const bool right = sum();
@@ -168,10 +183,31 @@ public:
         provide_memory(world_.status());
       } else if (first_error_ || back > losses_.size()) { // no request need fail
         note_loss();
+        last = bench::clock::now();
+      } else {
+        longest_ = std::max(longest_, answered_ - last);
+        last = answered_;
       }
     }
   }
   void stop() { stop_ = true; }
+
+  // Valid when `run` has returned.
+
+  /// Returns how long large sums took after each loss, to before. Empty: there were none.
+  std::vector<double> large_after() const {
+    std::vector<double> result;
+    for (auto x : large_after_ms_)
+      result.push_back(x / large_before_ms_);
+    return result;
+  }
+  /// Returns the longest time from one right sum to the next without a loss.
+  bench::clock::duration longest() const { return longest_; }
+  /// Returns the size of a rank's buffers. @units MiB
+  double buffers_mib() const {
+    const auto all = 2 * elements_ + (sums_large_ ? large_elements_ : 0) + kept_elements_;
+    return static_cast<double>(all * sizeof(float)) / (1 << 20);
+  }
 
   struct loss {
     bench::clock::time_point told;  ///< first answer with an error; as `right` if there was none
@@ -215,6 +251,14 @@ private:
     ++sums_;
     return true;
   }
+  /// Sums large buffers, all of which hold 0, one after the other. Returns the time. @units ms
+  double large_sums() {
+    constexpr int times = 100;
+    const auto begin = bench::clock::now();
+    for (int i = 0; i < times; ++i)
+      must(world_.all_reduce(large_, troupe::reduce_op::sum).wait());
+    return milliseconds(bench::clock::now() - begin);
+  }
   void provide_memory(const troupe::world_status& view) {
     for (auto& x : view.members) {
       const auto i = static_cast<std::size_t>(x.rank);
@@ -231,15 +275,17 @@ private:
       const auto i = static_cast<std::size_t>(x.rank);
       const auto device = world_.device_of(i);
       if (!kept_[i] || kept_[i].stale()) {
-        auto fresh = device.allocate<float>(kept_elements, false, {.deadline = patience_});
+        auto fresh = device.allocate<float>(kept_elements_, false, {.deadline = patience_});
         if (fresh && device.fill(*fresh, static_cast<float>(100 + i)).wait())
           kept_[i] = std::move(*fresh);
         continue;
       }
-      if (auto got = device.download(kept_[i]))
-        for (auto y : *got)
-          if (y != static_cast<float>(100 + i))
+      for (std::size_t from = 0; from < kept_elements_; from += piece_elements) {
+        const auto count = std::min(piece_elements, kept_elements_ - from);
+        if (auto got = device.download(must(kept_[i].slice(from, count))))
+          if (std::ranges::any_of(*got, [=](auto y) { return y != static_cast<float>(100 + i); }))
             bench::fail("memory that nothing wrote has changed on rank " + std::to_string(i));
+      }
     }
   }
   /// Returns how often a device came back after a loss.
@@ -260,6 +306,8 @@ private:
   }
   void note_loss() {
     members_ = world_.status().members.size();
+    if (sums_large_)
+      large_after_ms_.push_back(large_sums());
     check_kept();
     std::lock_guard lock{mutex_};
     losses_.push_back({first_error_.value_or(answered_), answered_});
@@ -267,14 +315,21 @@ private:
     condition_.notify_all();
   }
 
-  static constexpr std::size_t kept_elements = std::size_t{1} << 18;
+  static constexpr std::size_t piece_elements = std::size_t{16} << 20;
 
   const troupe::world& world_;
   const std::size_t elements_;
+  const std::size_t large_elements_;
+  const std::size_t kept_elements_;
   const std::chrono::nanoseconds patience_;
+  const bool sums_large_;
   std::array<refs, 2> sets_; ///< of buffers, one for each rank
   std::size_t set_ = 0;      ///< the one in use
-  refs kept_;
+  refs large_;
+  double large_before_ms_ = 0;
+  std::vector<double> large_after_ms_;
+  refs kept_; ///< nothing writes it
+  bench::clock::duration longest_{};
   std::size_t members_ = world_.size(); ///< at the last sum
   std::atomic<bool> stop_ = false;
   std::atomic<std::uint64_t> sums_ = 0;
@@ -299,7 +354,7 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
       s.backend.c_str(), bench::summary(machine).c_str());
   caf::scoped_actor self{sys};
   troupe::tell(self, world.actor(), troupe::subscribe{});
-  const bool waits_for_standbys = s.when == "ready" && s.standby != "none";
+  const bool waits_for_standbys = s.waits_for_standbys();
   // A message may be older than the last kill. So it only triggers a look at the status.
   const auto wait_ready = [&] {
     for (auto now = world.status();; now = world.status()) {
@@ -313,7 +368,7 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
     }
   };
   const bool shrinks = world.status().members.size() > 1 && s.shrinks();
-  client load{world, s.elements, shrinks ? 5ms : 30s};
+  client load{world, s, shrinks ? 5ms : 30s};
   std::thread thread{[&] { load.run(); }};
   std::mt19937 random{s.seed};
   std::vector<std::size_t> lost; // ranks
@@ -321,6 +376,7 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
   std::vector<double> right;
   std::vector<double> after;
   std::vector<double> ready;
+  double used_mib = 0;
   auto since = bench::clock::now();
   const auto begun = since;
   const auto goes_on = [&] {
@@ -330,10 +386,12 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
     guard.enter("waiting for the standbys, kill " + std::to_string(i));
     wait_ready();
     if (i == 1) {
-      const auto used = used_memory(sys, {world.device_of(0).ordinal()}) - before.used_mib;
-      std::printf("memory of the first device for the world and what it has ready: %.0f MiB\n\n",
-                  used);
-      machine["memory_mib"] = used;
+      used_mib =
+          used_memory(sys, {world.device_of(0).ordinal()}) - before.used_mib - load.buffers_mib();
+      std::printf("memory of the first device for the world and what it has ready, beyond its "
+                  "buffers: %.0f MiB\n\n",
+                  used_mib);
+      machine["memory_mib"] = used_mib;
     }
     ready.push_back(milliseconds(bench::clock::now() - since));
     for (const auto from = load.sums(); load.sums() < from + 10;)
@@ -367,6 +425,13 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
   row(waits_for_standbys ? "from there until the next standbys are ready"
                          : "from there until all ranks are there again",
       ready);
+  const auto large_after = load.large_after();
+  if (!large_after.empty())
+    std::printf(
+        "100 sums of %zu MiB right after, to before: time %.3f in the median, %.3f at most; "
+        "longest sum without a loss: %.2f ms\n",
+        s.large_mib, bench::median(large_after), bench::quantile(large_after, 1),
+        milliseconds(load.longest()));
   std::printf("%zu kills, %llu right sums\n\n", lost.size(),
               static_cast<unsigned long long>(load.sums()));
   if (waits_for_standbys) {
@@ -374,8 +439,16 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
     const auto& times = s.how == "kill" ? right : after;
     bars = {{s.how == "kill" ? "from the kill to the first right sum, median, ms"
                              : "from the answer that tells to the first right sum, median, ms",
-             3, true, bench::median(times)},
-            {"the same, p99, ms", 10, true, bench::quantile(times, 0.99)}};
+             1, true, bench::median(times)},
+            {"the same, p99, ms", 5, true, bench::quantile(times, 0.99)},
+            {"memory beyond the buffers, MiB", 900, true, used_mib}};
+    if (!large_after.empty()) {
+      bars.push_back({"large sums right after, bandwidth to before, median", 0.95, false,
+                      1 / bench::median(large_after)});
+      bars.push_back(
+          {"longest sum while standbys are built, ms", 5, true, milliseconds(load.longest())});
+      machine["large_after"] = large_after;
+    }
   } else {
     // A shrunk world needs no start. A world with a spare needs none either, unless the spare is
     // still starting, as it does while the standbys are built.
@@ -423,6 +496,12 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"ready", "building"}))
       ->capture_default_str();
   app.add_option("--elements", s.elements)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--large-mib", s.large_mib, "of each large sum")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--kept-mib", s.kept_mib, "of each rank's memory that nothing writes")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
 
   // With lazy loading, the first launch of a kernel would wait for the work on the device.

@@ -290,6 +290,9 @@ public:
 /// A piece of device memory that several processes can map, all at the same address. It exists as
 /// long as a process has it mapped or holds a descriptor of it, whichever process made it.
 struct memory_slab {
+  /// No slab crosses a multiple of this. A backend reserves so many addresses at once. @units bytes
+  static constexpr std::size_t window = std::size_t{1} << 40;
+
   int ordinal = 0; ///< the device that has the memory
   void* address = nullptr;
   std::size_t size_bytes = 0;
@@ -306,6 +309,14 @@ struct local_rank {
   int device = 0; ///< ordinal
   /// The rank is on the spare of the device (`backend::provide_spare`), not on the present device.
   bool spare = false;
+};
+
+/// One rank of a direct communicator whose ranks are in several processes.
+struct direct_member {
+  int device = 0; ///< ordinal
+  /// Memory of the device by which the ranks exchange data, of `backend::direct_bytes`. All
+  /// processes have mapped it, at the same address.
+  void* memory = nullptr;
 };
 
 /// How many elements a rank exchanges with each rank, and their offsets in its buffers.
@@ -528,6 +539,31 @@ public:
   [[nodiscard]] virtual caf::expected<communicator_ranks>
   build_direct(std::span<const local_rank> ranks) noexcept {
     static_cast<void>(ranks);
+    return make_error(errc::not_supported, "the backend has no direct collectives");
+  }
+
+  /// Returns the size of the memory that each rank of a direct communicator needs whose ranks are
+  /// in several processes; 0: such communicators are not possible.
+  /// @units bytes
+  [[nodiscard]] virtual std::size_t direct_bytes() const noexcept { return 0; }
+
+  /// Returns an id for `join_direct`.
+  [[nodiscard]] virtual caf::expected<communicator_id> make_direct_id() noexcept {
+    return make_error(errc::not_supported, "the backend has no direct collectives");
+  }
+
+  /// Builds one rank of a direct communicator whose ranks are in several processes, as
+  /// `build_direct` does. No call on any rank may come before all ranks have joined. Memory that
+  /// the ranks' calls use is mapped in all processes.
+  /// @shape members: by rank
+  /// @thread a builder; never a lane
+  /// @errors as `build_direct`
+  [[nodiscard]] virtual caf::expected<communicator_ranks>
+  join_direct(const communicator_id& id, int rank,
+              std::span<const direct_member> members) noexcept {
+    static_cast<void>(id);
+    static_cast<void>(rank);
+    static_cast<void>(members);
     return make_error(errc::not_supported, "the backend has no direct collectives");
   }
 

@@ -59,7 +59,8 @@ caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr
 }
 
 caf::expected<collectives_policy> policy_for(collectives_policy wanted, const backend& by,
-                                             const std::vector<std::shared_ptr<lane>>& lanes) {
+                                             const std::vector<std::shared_ptr<lane>>& lanes,
+                                             bool with_program) {
   if (wanted > collectives_policy::automatic)
     return make_error(errc::invalid_argument, "world_config::collectives is no known policy");
   if (wanted == collectives_policy::nccl)
@@ -67,14 +68,13 @@ caf::expected<collectives_policy> policy_for(collectives_policy wanted, const ba
   std::vector<int> ordinals;
   for (auto& x : lanes)
     ordinals.push_back(x->state().ordinal());
-  if (std::none_of(lanes.begin(), lanes.end(), [](auto& x) { return x->is_remote(); }) &&
-      by.can_be_direct(ordinals))
+  if (!with_program && by.can_be_direct(ordinals))
     return wanted;
   if (wanted == collectives_policy::automatic)
     return collectives_policy::nccl;
   return make_error(errc::not_supported,
-                    "collectives_policy::direct is for at most 8 devices of this process, which "
-                    "reach each other's memory");
+                    "collectives_policy::direct is for at most 8 devices of one host, which reach "
+                    "each other's memory, and not for ranks with programs of their own");
 }
 
 world_limits countable(world_limits x) {

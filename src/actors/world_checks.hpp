@@ -19,7 +19,8 @@ caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr
 /// Returns the policy for these lanes: `automatic` becomes `nccl` where `direct` is not possible.
 /// @errors errc::invalid_argument; errc::not_supported: `direct` is not possible
 caf::expected<collectives_policy> policy_for(collectives_policy wanted, const backend& by,
-                                             const std::vector<std::shared_ptr<lane>>& lanes);
+                                             const std::vector<std::shared_ptr<lane>>& lanes,
+                                             bool with_program);
 
 /// Returns the limits, cut to the longest time that a clock can count.
 world_limits countable(world_limits x);

@@ -12,12 +12,16 @@
 #include "worker/protocol/worker_parent.hpp"
 #include <troupe/worker.hpp>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstdlib>
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <unistd.h>
 
@@ -44,6 +48,18 @@ std::chrono::nanoseconds spin_by_cores(int devices) noexcept {
 void choose_mappings_of_nccl() {
   if (::setenv("NCCL_CUMEM_ENABLE", "0", 0) != 0)
     log(log_level::warning, "a worker's NCCL connects slowly", system_failure("setenv", errno, {}));
+}
+
+/// Returns `worker_description::reaches`.
+std::vector<std::uint64_t> reached_on(const backend& executes) {
+  std::vector<std::uint64_t> result;
+  for (int from = 0; from < std::min(executes.device_count(), 64); ++from) {
+    auto& reached = result.emplace_back(0);
+    for (int to = 0; to < std::min(executes.device_count(), 64); ++to)
+      if (const std::array pair{from, to}; executes.can_be_direct(pair))
+        reached |= std::uint64_t{1} << to;
+  }
+  return result;
 }
 
 /// A worker process, as it serves its parent.
@@ -89,7 +105,9 @@ private:
       return make_error(errc::internal, "the parent's first message could not be read");
     worker_description about;
     auto error = be(what, about);
-    static_cast<void>(send(answer_to(head, error, bytes_of(about)).bytes()));
+    wire_writer description;
+    description.put(about);
+    static_cast<void>(send(answer_to(head, error, description.bytes()).bytes()));
     return error;
   }
 
@@ -100,8 +118,6 @@ private:
                         std::to_string(what.host.devices) + " virtual devices");
     if (what.backend == "host") {
       executes = make_host_backend(what.host);
-      about.slab_granularity =
-          executes->slab_granularity(); // CUDA workers report 0: their memory comes from pools
     } else if (what.backend != "cuda") {
       return make_error(errc::invalid_argument,
                         "workers execute with cuda or host, not " + what.backend);
@@ -114,6 +130,9 @@ private:
     about.devices = executes->device_count();
     if (about.devices == 0)
       return {};
+    about.slab_granularity = executes->slab_granularity();
+    about.direct_bytes = executes->direct_bytes();
+    about.reaches = reached_on(*executes);
     about.spin_ns = what.spin_ns >= 0 ? what.spin_ns : spin_by_cores(about.devices).count();
     auto* area = std::launder(reinterpret_cast<link_area*>(parent_.area().data()));
     if (parent_.area().size() < sizeof(link_area))

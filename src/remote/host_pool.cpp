@@ -64,6 +64,9 @@ public:
   std::shared_ptr<worker_link> current(int ordinal) const noexcept override;
   caf::error provide_spare(int ordinal, const std::stop_token& stop = {}) noexcept override;
   std::shared_ptr<worker_link> spare(int ordinal) const noexcept override;
+  bool reaches(int from, int to) const noexcept override {
+    return local_ && is_local(from) && is_local(to) && local_->reaches(from, to);
+  }
   void release(int ordinal) noexcept override;
   device_place place_of(int ordinal) const override;
 

@@ -29,9 +29,6 @@ inline system_options in_worker_processes(int devices, const std::shared_ptr<doo
           }};
 }
 
-/// Returns whether the device memory of a lost worker is kept. CUDA's comes from pools.
-inline bool keeps_memory() { return !on_cuda(); }
-
 /// Kills the device's worker. Returns the error that reports the loss.
 inline caf::error kill_worker(const device& of) { return error_of(answer_of(launch_death(of))); }
 
@@ -60,7 +57,7 @@ private:
 /// @param keeps whether the lost device keeps its memory
 /// @return the error that reported the loss
 inline caf::error is_lost_alone(test_system& system, const world& w, std::size_t lost,
-                                std::size_t other, bool keeps = keeps_memory()) {
+                                std::size_t other, bool keeps = true) {
   const auto d = w.device_of(lost);
   device_feed feed{system, system.device_actor(d.ordinal())};
   const other_memory kept{w.device_of(other)};
@@ -81,7 +78,7 @@ inline caf::error is_lost_alone(test_system& system, const world& w, std::size_t
 /// @param before the world's status, with its standbys ready
 /// @param keeps  whether the device keeps its memory
 inline void spare_takes_over(const world& w, world_feed& feed, std::size_t rank,
-                             const world_status& before, bool keeps = keeps_memory()) {
+                             const world_status& before, bool keeps = true) {
   EXPECT_EQ(code_of(kill_worker(w.device_of(rank))), errc::worker_lost);
   const auto now = feed.until(world_phase::ready, before.epoch + 1);
   EXPECT_FALSE(now.standby_ready);

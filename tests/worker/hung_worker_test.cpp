@@ -49,8 +49,9 @@ TROUPE_CHILD(DeafWorker) {
   detail::wire_writer answer;
   answer.put(reader.get<detail::control_head>());
   answer.put(caf::error{});
-  const detail::worker_description about{1, 0};
-  answer.put_bytes(std::as_bytes(std::span{&about, 1}));
+  detail::wire_writer about;
+  about.put(detail::worker_description{.devices = 1});
+  answer.put_bytes(about.bytes());
   must(parent.socket().send(answer.bytes()));
   stay();
 }

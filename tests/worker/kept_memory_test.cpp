@@ -39,15 +39,17 @@ constexpr const char* fault_of_device = "KeptMemory.fault";
 
 /// Workers run the same program, so the launches are registered there too.
 [[maybe_unused]] const bool registered = [] {
-  // Makes the file that its argument names, and writes to the buffer until its process ends.
+  // Makes the file that its argument names, and writes to the buffer until its process ends. On a
+  // GPU, where the host cannot write there, it only lasts as long.
   must(register_launch(endless_write, [](launch_context& context, auto, auto writes, auto path) {
     auto* to = static_cast<std::uint32_t*>(must(writes.front().access()));
     return context.run_on_host(
-        [=, n = writes.front().count(),
+        [=, n = writes.front().count(), on_gpu = context.cuda_stream() != nullptr,
          file = std::string{reinterpret_cast<const char*>(path.data()), path.size()}] {
           std::ofstream{file} << "begun";
+          std::uint32_t elsewhere = 0;
           for (std::uint32_t i = 0;; ++i)
-            static_cast<volatile std::uint32_t*>(to)[i % n] = i;
+            *static_cast<volatile std::uint32_t*>(on_gpu ? &elsewhere : &to[i % n]) = i;
         });
   }));
   must(register_launch(fault_of_device, [](launch_context&, auto, auto, auto native) {
@@ -116,13 +118,12 @@ private:
 
 class KeptMemory : public ::testing::Test {
 protected:
-  void SetUp() override { TROUPE_HOST_ONLY("the memory of workers with GPUs comes from pools"); }
-
   /// Starts a system with this policy.
   void start(kept_memory keeps, int devices = 2) {
     device_ = {};
     system_.reset();
-    worker_backend_options options{.backend = "host", .host = {.devices = devices}};
+    worker_backend_options options{.backend = on_cuda() ? "cuda" : "host",
+                                   .host = {.devices = devices}};
     options.workers.keep_memory = keeps;
     system_ = std::make_unique<test_system>(system_options{
         .devices = devices, .wrap = [=, this](std::shared_ptr<backend>) {
@@ -397,7 +398,7 @@ TEST_F(KeptMemory, IsResetWhenTheLostWorkIsOver) {
 /// Kills workers at random ways and moments, and knows what each buffer must hold.
 class ManyLosses : public KeptMemory, public ::testing::WithParamInterface<kept_memory> {
 protected:
-  static constexpr int devices = 3;
+  const int devices = on_cuda() ? 2 : 3;
   static constexpr std::size_t buffers = 6; ///< of each device
 
   struct known {
@@ -496,7 +497,7 @@ protected:
 
 TEST_P(ManyLosses, LeaveEveryByteThatWasNotWritten) {
   begin();
-  constexpr int losses = 200;
+  const int losses = on_cuda() ? 20 : 200; // a worker with a GPU takes a second to start
   for (int round = 0; round < losses && !HasFailure(); ++round) {
     const auto lost = pick(random_, 0, world_.size() - 1);
     write_some(lost);
@@ -514,7 +515,8 @@ INSTANTIATE_TEST_SUITE_P(Policies, ManyLosses,
                          [](const auto& x) { return std::string{to_string(x.param)}; });
 
 TEST_F(KeptMemory, GoesOnInAWorldWithSpares) {
-  start(kept_memory::after_end, 3);
+  const int devices = on_cuda() ? 2 : 3;
+  start(kept_memory::after_end, devices);
   world_config config;
   config.limits.standby = standby_policy::full;
   config.limits.restarts = 1000;
@@ -535,7 +537,8 @@ TEST_F(KeptMemory, GoesOnInAWorldWithSpares) {
     must(answer_of(w.all_reduce(data, sums, reduce_op::sum)));
     elements want(count);
     for (std::size_t i = 0; i < count; ++i)
-      want[i] = static_cast<std::uint32_t>(3 * i + 3);
+      for (std::uint32_t rank = 0; rank < w.size(); ++rank)
+        want[i] += static_cast<std::uint32_t>(i) + rank;
     for (std::size_t rank = 0; rank < w.size(); ++rank) {
       EXPECT_TRUE(holds(w.device_of(rank), sums[rank], want)) << "round " << round;
       EXPECT_TRUE(holds(w.device_of(rank), data[rank], counted(rank)));

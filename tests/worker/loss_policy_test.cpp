@@ -50,6 +50,7 @@ protected:
     config.limits.on_loss = on_loss;
     config.limits.restarts = restarts;
     config.limits.restart_backoff = 1ms;
+    config.collectives = collectives_;
     world_.emplace(system_->open_world(config));
     feed_.emplace(*system_, world_->actor());
     return *world_;
@@ -68,7 +69,8 @@ protected:
     });
   }
 
-  std::shared_ptr<fault_plan> faults_; ///< set before `start`
+  std::shared_ptr<fault_plan> faults_;                             ///< set before `start`
+  collectives_policy collectives_ = collectives_policy::automatic; ///< the same
   std::shared_ptr<doors> doors_ = std::make_shared<doors>();
   std::optional<test_system> system_;
   std::optional<world> world_;
@@ -744,9 +746,11 @@ TEST_F(LossPolicy, AttemptsToComeBackDoNotEndWhatGoesOn) {
   EXPECT_TRUE(works(w));
 }
 
-/// The world continues on this communicator if the survivors' communicator fails meanwhile.
+/// The world continues on this communicator if the survivors' communicator fails meanwhile. With
+/// direct collectives there is a standby, too.
 TEST_F(LossPolicy, WhatIsBuiltToGrowIsNotBuiltTwice) {
   TROUPE_HOST_ONLY("a call that fails");
+  collectives_ = collectives_policy::nccl;
   faults_ = std::make_shared<fault_plan>();
   auto& w = start(3, standby_policy::none, loss_policy::shrink);
   until_members(3);

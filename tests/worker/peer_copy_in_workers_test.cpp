@@ -32,7 +32,6 @@ constexpr std::size_t count = std::size_t{1} << 18;
 }
 
 TEST(PeerCopiesInWorkers, GoOverTheLinkInBothDirections) {
-  TROUPE_HOST_ONLY("workers with GPUs have no slabs");
   TROUPE_NEEDS_DEVICES(2);
   test_system system{in_worker_processes(2)};
   const auto t = open_topology(system, quick_config(true));
@@ -45,7 +44,6 @@ TEST(PeerCopiesInWorkers, GoOverTheLinkInBothDirections) {
 }
 
 TEST(PeerCopiesInWorkers, AreMeasured) {
-  TROUPE_HOST_ONLY("workers with GPUs have no slabs");
   TROUPE_NEEDS_DEVICES(2);
   test_system system{in_worker_processes(2)};
   const auto t = open_topology(system);

@@ -131,7 +131,6 @@ TEST(WorkerBackend, AnEventIsRecordedAgainBeforeItIsOver) {
 }
 
 TEST(WorkerBackend, KeepsItsMemoryInFilesOfThisProcess) {
-  TROUPE_HOST_ONLY("workers with GPUs allocate from pools");
   auto all = make_workers(1);
   auto d = must(all->open(0));
   must(d->bind());

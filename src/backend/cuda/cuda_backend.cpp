@@ -189,6 +189,25 @@ public:
     return detail::build_direct_communicator(ranks, devices_, direct_memory_, driver_);
   }
 
+  std::size_t direct_bytes() const noexcept override {
+    return detail::direct::arena_bytes(detail::direct::most_ranks);
+  }
+
+  caf::expected<communicator_id> make_direct_id() noexcept override {
+    const auto first = direct_memory_->next_first();
+    communicator_id result;
+    std::memcpy(result.bytes.data(), &first, sizeof first);
+    return result;
+  }
+
+  caf::expected<communicator_ranks>
+  join_direct(const communicator_id& id, int rank,
+              std::span<const direct_member> members) noexcept override {
+    if (auto err = detail::fill_standard_streams())
+      return err;
+    return detail::join_direct_communicator(id, rank, members, devices_, direct_memory_, driver_);
+  }
+
   void call_off(const communicator_id& id) noexcept override { wanted_.call_off(id); }
 
   caf::error abort(communicator_ranks ranks) noexcept override {

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstring>
 #include <string>
 #include <thread>
 #include <utility>
@@ -131,6 +132,22 @@ caf::expected<direct_limits> limits_for(std::span<const local_rank> ranks) {
     at_most(result.move_channels, direct::moving_blocks, direct::block_threads, 2 * peers);
   }
   return result;
+}
+
+/// Returns `direct::plane::first` for an id of `backend::make_direct_id`.
+std::uint32_t first_of(const communicator_id& id) noexcept {
+  std::uint32_t result = 0;
+  std::memcpy(&result, id.bytes.data(), sizeof result);
+  return result;
+}
+
+/// Returns the rank that has the arena. `view` has everything but the words of the arena.
+std::unique_ptr<direct_communicator> rank_on(const direct_arena& arena, direct::plane view,
+                                             const direct_limits& limits, bool starts_early,
+                                             const shared_driver_access& driver) {
+  view.ended = reinterpret_cast<std::uint32_t*>(&arena.words->ended);
+  view.aborted = reinterpret_cast<const std::uint32_t*>(&arena.words->aborted);
+  return std::make_unique<direct_communicator>(view, arena, limits, starts_early, driver);
 }
 
 direct_communicator& as_direct(const std::unique_ptr<backend_communicator>& rank) noexcept {
@@ -290,13 +307,48 @@ build_direct_communicator(std::span<const local_rank> ranks, int device_count,
       view.at[rank] = arenas[rank].memory;
     communicator_ranks result;
     for (unsigned rank = 0; rank < size; ++rank) {
-      auto& words = *arenas[rank].words;
       view.rank = rank;
-      view.ended = reinterpret_cast<std::uint32_t*>(&words.ended);
-      view.aborted = reinterpret_cast<const std::uint32_t*>(&words.aborted);
-      result.push_back(
-          std::make_unique<direct_communicator>(view, arenas[rank], *limits, *early, driver));
+      result.push_back(rank_on(arenas[rank], view, *limits, *early, driver));
     }
+    return result;
+  });
+}
+
+caf::expected<communicator_ranks> join_direct_communicator(
+    const communicator_id& id, int rank, std::span<const direct_member> members, int device_count,
+    const std::shared_ptr<direct_memory>& memory, const shared_driver_access& driver) noexcept {
+  return no_throw([&]() -> caf::expected<communicator_ranks> {
+    std::vector<local_rank> ranks;
+    for (const auto& x : members)
+      ranks.push_back({static_cast<int>(ranks.size()), x.device});
+    if (auto err = check_ranks(ranks, device_count))
+      return err;
+    if (rank < 0 || rank >= static_cast<int>(ranks.size()))
+      return communicator_failure(errc::invalid_argument,
+                                  "rank " + std::to_string(rank) + " is out of range");
+    const auto& own = ranks[static_cast<std::size_t>(rank)];
+    if (auto err = driver->check(own.device))
+      return err;
+    if (auto err = check_access(ranks))
+      return err;
+    const auto limits = limits_for(ranks); // the same ones on all ranks
+    if (!limits)
+      return limits.error();
+    const auto early = can_start_early({&own, 1});
+    if (!early)
+      return early.error();
+    const auto size = static_cast<unsigned>(ranks.size());
+    direct::plane view{};
+    view.size = size;
+    view.rank = static_cast<unsigned>(rank);
+    view.first = first_of(id);
+    for (unsigned i = 0; i < size; ++i)
+      view.at[i] = static_cast<direct::arena*>(members[i].memory);
+    const auto arena = memory->make_in(view.at[rank], own.device, size);
+    if (!arena)
+      return arena.error();
+    communicator_ranks result;
+    result.push_back(rank_on(*arena, view, *limits, *early, driver));
     return result;
   });
 }

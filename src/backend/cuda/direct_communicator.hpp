@@ -17,7 +17,7 @@
 
 namespace troupe::detail {
 
-/// One rank. All ranks are in this process, and their devices have access to each other's memory.
+/// One rank. The devices of all ranks have access to each other's memory.
 class direct_communicator final : public backend_communicator {
 public:
   direct_communicator(const direct::plane& view, const direct_arena& own,
@@ -73,7 +73,14 @@ build_direct_communicator(std::span<const local_rank> ranks, int device_count,
                           const std::shared_ptr<direct_memory>& memory,
                           const shared_driver_access& driver) noexcept;
 
-/// Ends all ranks of a communicator. Blocks until their kernels have ended.
+/// Implements `backend::join_direct`.
+/// @errors as `build_direct_communicator`
+caf::expected<communicator_ranks> join_direct_communicator(
+    const communicator_id& id, int rank, std::span<const direct_member> members, int device_count,
+    const std::shared_ptr<direct_memory>& memory, const shared_driver_access& driver) noexcept;
+
+/// Ends the ranks of a communicator that are in this process. Blocks until their kernels have
+/// ended.
 /// @thread a reaper; no thread may be in a call on it
 caf::error end_direct_communicator(communicator_ranks ranks, direct_memory& memory) noexcept;
 

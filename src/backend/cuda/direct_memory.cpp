@@ -100,29 +100,51 @@ caf::error direct_memory::check_waits(const device_memory& on, direct_arena& x) 
   return check(code, "cuStreamWaitValue32", x.device);
 }
 
-caf::expected<direct_arena> direct_memory::make(device_memory& on, int device,
-                                                unsigned ranks) noexcept {
+caf::error direct_memory::begin(const device_memory& on, direct_arena& x) noexcept {
   auto words = take_words();
   if (!words)
     return words.error();
-  direct_arena result{.device = device, .ranks = ranks, .words = *words};
-  void* memory = nullptr;
-  auto err = check_waits(on, result);
+  x.words = *words;
+  auto err = check_waits(on, x);
   if (!err)
-    err = check(
-        cudaMallocFromPoolAsync(&memory, direct::arena_bytes(ranks), on.pool.get(), on.stream),
-        "cudaMallocFromPoolAsync", device);
-  if (!err) {
-    result.memory = static_cast<direct::arena*>(memory);
-    err = clear(on, result);
-    if (err)
-      teardown(cudaFreeAsync(memory, on.stream), "cudaFreeAsync", device);
-  }
-  if (err) {
-    free_words_.push_back(result.words);
+    err = clear(on, x);
+  if (err)
+    free_words_.push_back(x.words);
+  return err;
+}
+
+caf::expected<direct_arena> direct_memory::make(device_memory& on, int device,
+                                                unsigned ranks) noexcept {
+  direct_arena result{.device = device, .ranks = ranks};
+  void* memory = nullptr;
+  if (auto err = check(
+          cudaMallocFromPoolAsync(&memory, direct::arena_bytes(ranks), on.pool.get(), on.stream),
+          "cudaMallocFromPoolAsync", device))
+    return err;
+  result.memory = static_cast<direct::arena*>(memory);
+  if (auto err = begin(on, result)) {
+    teardown(cudaFreeAsync(memory, on.stream), "cudaFreeAsync", device);
     return err;
   }
   return result;
+}
+
+caf::expected<direct_arena> direct_memory::make_in(void* memory, int device,
+                                                   unsigned ranks) noexcept {
+  if (auto err = driver_->check(device))
+    return err;
+  return no_throw([&]() -> caf::expected<direct_arena> {
+    const std::lock_guard lock{mutex_};
+    auto on = open(device);
+    if (!on)
+      return on.error();
+    direct_arena result{
+        .device = device, .ranks = ranks, .memory = static_cast<direct::arena*>(memory)};
+    if (auto err = begin(**on, result))
+      return err;
+    in_other_memory_.insert(result.memory);
+    return result;
+  });
 }
 
 caf::expected<direct_arena> direct_memory::take(int device, unsigned ranks) noexcept {
@@ -148,6 +170,11 @@ caf::error direct_memory::give_back(const direct_arena& x) noexcept {
     return err;
   return no_throw([&]() -> caf::error {
     const std::lock_guard lock{mutex_};
+    if (in_other_memory_.erase(x.memory) != 0) {
+      x.words->aborted.store(0);
+      free_words_.push_back(x.words);
+      return {};
+    }
     auto on = open(x.device);
     if (!on)
       return on.error();

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -49,7 +50,10 @@ public:
 
   /// @errors errc::out_of_memory, and CUDA's
   caf::expected<direct_arena> take(int device, unsigned ranks) noexcept;
-  /// Takes an arena back, whose kernels have ended on all ranks, and clears it.
+  /// Makes an arena of other memory, which has room for it.
+  caf::expected<direct_arena> make_in(void* memory, int device, unsigned ranks) noexcept;
+  /// Takes an arena back, whose kernels have ended on all ranks, and clears it. Of one that was
+  /// made in other memory, the memory is not touched: kernels of other ranks may still use it.
   caf::error give_back(const direct_arena& x) noexcept;
   /// Returns `direct::plane::first` for a new communicator.
   std::uint32_t next_first() noexcept { return direct::first_number(communicators_.fetch_add(1)); }
@@ -65,6 +69,8 @@ private:
 
   caf::expected<device_memory*> open(int device) noexcept;
   caf::expected<direct_arena> make(device_memory& on, int device, unsigned ranks) noexcept;
+  /// Gives words to an arena, and clears it.
+  caf::error begin(const device_memory& on, direct_arena& x) noexcept;
   caf::expected<direct_words*> take_words() noexcept;
   caf::error check_waits(const device_memory& on, direct_arena& x) noexcept;
   caf::error clear(const device_memory& on, const direct_arena& x) noexcept;
@@ -75,6 +81,7 @@ private:
   std::map<int, device_memory> devices_;
   std::vector<void*> pages_; ///< pinned
   std::vector<direct_words*> free_words_;
+  std::set<const direct::arena*> in_other_memory_;
 };
 
 } // namespace troupe::detail

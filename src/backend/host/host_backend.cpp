@@ -165,6 +165,22 @@ public:
                          ranks);
   }
 
+  /// The ranks of several processes exchange data through a hub.
+  std::size_t direct_bytes() const noexcept override { return 1; }
+  caf::expected<communicator_id> make_direct_id() noexcept override {
+    return make_communicator_id();
+  }
+  caf::expected<communicator_ranks>
+  join_direct(const communicator_id& id, int rank,
+              std::span<const direct_member> members) noexcept override {
+    const auto size = static_cast<int>(members.size());
+    if (rank < 0 || rank >= size)
+      return make_error(errc::invalid_argument, "rank " + std::to_string(rank) + " of " +
+                                                    std::to_string(size) + " is out of range");
+    const local_rank mine{rank, members[static_cast<std::size_t>(rank)].device};
+    return build(id, size, {&mine, 1});
+  }
+
   void call_off(const communicator_id& id) noexcept override {
     std::lock_guard lock{mutex_};
     if (const auto where = invitation_of(id)) {

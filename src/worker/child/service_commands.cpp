@@ -136,7 +136,10 @@ worker_service::service_stream* worker_service::find_stream(stream_id id) noexce
 
 template <class F> caf::error worker_service::on(stream_id id, F f) {
   auto* x = find_stream(id);
-  return x != nullptr ? f(x->native) : no_such("stream");
+  if (x == nullptr)
+    return no_such("stream");
+  x->at_end = 0;
+  return f(x->native);
 }
 
 caf::error worker_service::serve(command what, wire_reader& body, wire_writer& result) {
@@ -305,7 +308,9 @@ caf::error worker_service::record(const record_args& x) {
       return made.error();
     event.native = *made; // the previous one is listed in `in_flight`
   }
-  if (auto error = device_->record(event.native, stream->native))
+  auto* const rank = stream->at_end != 0 ? find_rank(stream->at_end) : nullptr; // it may have ended
+  if (auto error = rank != nullptr ? rank->mark_end(event.native, stream->native, *device_)
+                                   : device_->record(event.native, stream->native))
     return error;
   event.in_flight = true;
   stream->in_flight.push_back({x.event, x.number, stream->last, event.native});
@@ -335,13 +340,14 @@ caf::error worker_service::launch(wire_reader& body) {
   });
 }
 
+backend_communicator* worker_service::find_rank(communicator_key key) {
+  std::lock_guard lock{mutex_};
+  const auto i = communicators_.find(key);
+  return i != communicators_.end() ? i->second.front().get() : nullptr;
+}
+
 template <class F> caf::error worker_service::with(communicator_key key, F f) {
-  backend_communicator* rank = nullptr;
-  {
-    std::lock_guard lock{mutex_};
-    if (auto i = communicators_.find(key); i != communicators_.end())
-      rank = i->second.front().get();
-  }
+  auto* const rank = find_rank(key);
   return rank != nullptr ? f(*rank)
                          : make_error(errc::communicator_dead, "its communicator has ended");
 }
@@ -363,7 +369,9 @@ caf::error worker_service::enqueue(wire_reader& body) {
     }
     stream->last = x.communicator;
     std::lock_guard lock{device_lock_->driving};
-    return rank.enqueue(calls, stream->native);
+    auto error = rank.enqueue(calls, stream->native);
+    stream->at_end = error ? 0 : x.communicator;
+    return error;
   });
 }
 

@@ -80,6 +80,10 @@ void worker_service::serve_control(const control_head& head, std::span<const std
     });
   case control::build:
     return answer_in_job<build_args>(head, reader, [this](auto& what) { return build(what); });
+  case control::make_direct_id:
+    return answer(head, executes_->make_direct_id());
+  case control::join_direct:
+    return answer_in_job<join_args>(head, reader, [this](auto& what) { return join_direct(what); });
   case control::call_off:
     return with_arguments<communicator_id>(head, reader, [&](auto& id) {
       executes_->call_off(id);
@@ -87,8 +91,7 @@ void worker_service::serve_control(const control_head& head, std::span<const std
     });
   case control::close:
     return answer_in_end<communicator_key>(head, reader, [this](auto key) {
-      if (is_handed_over(key))
-        programs_->close(key);
+      close(key);
       return caf::error{};
     });
   case control::abort:
@@ -140,8 +143,6 @@ caf::expected<communicator_key> worker_service::build(const build_args& what) {
   auto ranks = executes_->build(what.id, what.size, {&mine, 1});
   if (!ranks)
     return ranks.error();
-  if (ranks->size() != 1)
-    return make_error(errc::internal, "the build did not give exactly the requested rank");
   // On this thread: the one that drives the device has work of other communicators.
   stream_view stream;
   auto error = on_device([&] {
@@ -160,9 +161,30 @@ caf::expected<communicator_key> worker_service::build(const build_args& what) {
       log(log_level::warning, "the end of a communicator gave an error", end);
     return error;
   }
+  return keep(std::move(*ranks));
+}
+
+caf::expected<communicator_key> worker_service::join_direct(const join_args& what) {
+  auto ranks = executes_->join_direct(what.id, what.rank, what.members);
+  if (!ranks)
+    return ranks.error();
+  return keep(std::move(*ranks));
+}
+
+caf::expected<communicator_key> worker_service::keep(communicator_ranks rank) {
+  if (rank.size() != 1)
+    return make_error(errc::internal, "the build did not give exactly the requested rank");
   std::lock_guard lock{mutex_};
-  communicators_.emplace(++last_communicator_, std::move(*ranks));
+  communicators_.emplace(++last_communicator_, std::move(rank));
   return last_communicator_;
+}
+
+void worker_service::close(communicator_key key) {
+  if (is_handed_over(key))
+    return programs_->close(key);
+  const std::lock_guard lock{mutex_};
+  if (const auto i = communicators_.find(key); i != communicators_.end())
+    i->second.front()->on_closed();
 }
 
 caf::error worker_service::end(control how, communicator_key key) {

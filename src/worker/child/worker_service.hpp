@@ -83,7 +83,8 @@ private:
   struct service_stream {
     stream_view native;
     std::deque<outstanding> in_flight;
-    communicator_key last = 0; ///< communicator with the latest work
+    communicator_key last = 0;   ///< communicator with the latest work
+    communicator_key at_end = 0; ///< the one whose work is at the end of the stream; 0: none
   };
 
   bool execute_some() noexcept;
@@ -109,7 +110,10 @@ private:
   service_stream* find_stream(stream_id id) noexcept;
   /// Calls `f` with the native stream.
   template <class F> caf::error on(stream_id id, F f);
-  /// Calls `f` with the rank, which is valid until the parent ends it: after the last call on it.
+  /// Returns the rank, which is valid until the parent ends it: after the last call on it. Null:
+  /// there is none.
+  backend_communicator* find_rank(communicator_key key);
+  /// Calls `f` with the rank.
   template <class F> caf::error with(communicator_key key, F f);
   bool has_error(communicator_key key);
   std::byte* host_address(const shared_place& x, std::size_t size_bytes);
@@ -131,6 +135,10 @@ private:
   /// Unmaps a slab when the present work in all streams is done, and answers then.
   void drop_slab(const control_head& head, const slab_args& what);
   caf::expected<communicator_key> build(const build_args& what);
+  caf::expected<communicator_key> join_direct(const join_args& what);
+  /// Keeps the rank that was built until the parent ends it.
+  caf::expected<communicator_key> keep(communicator_ranks rank);
+  void close(communicator_key key);
   caf::error end(control how, communicator_key key);
   caf::error hand_over(communicator_key key, std::span<const std::byte> what);
   bool is_handed_over(communicator_key key);

@@ -11,20 +11,12 @@ namespace troupe::detail {
 
 namespace {
 
-/// How many addresses are tried for a slab.
-constexpr int most_tries = 64;
 /// How long an allocation that found no memory waits for workers that still have some mapped. Their
 /// streams may wait for the device that allocates.
 constexpr std::chrono::milliseconds unmap_patience{50};
 
 constexpr std::size_t rounded_up(std::size_t size_bytes, std::size_t unit) noexcept {
   return (size_bytes + unit - 1) / unit * unit;
-}
-
-/// Returns whether the addresses of a slab were in use; else it is a failed call of the system.
-bool is_in_use(const caf::error& why) {
-  const auto x = failure_of(why);
-  return x && x->code == errc::unavailable && x->native_code == 0;
 }
 
 std::byte* at_byte(const memory_slab& x, std::size_t offset) noexcept {
@@ -215,46 +207,73 @@ caf::error device_slabs::give_back_unused() {
 }
 
 caf::error device_slabs::make(std::size_t slab_bytes) {
-  worker_reply made =
-      make_error({.code = errc::out_of_memory,
-                  .detail = "no addresses are left for " + std::to_string(slab_bytes) + " bytes",
-                  .device = ordinal_});
-  memory_slab what{ordinal_, nullptr, slab_bytes};
-  for (int tries = 0; tries < most_tries; ++tries) {
-    what.address = shared_->addresses().take(slab_bytes, unit_);
-    if (what.address == nullptr)
-      break;
-    made = worker_->request(control::make_slab, arguments_of(what));
-    if (made)
-      break;
-    shared_->addresses().give_back(what.address);
-    if (!is_in_use(made.error()))
-      break;
-  }
+  const auto made = shared_->make(ordinal_, slab_bytes, unit_, *worker_);
   if (!made)
     return made.error();
-  if (!made->descriptor) {
-    // The worker has made it. It goes with the worker, at the latest.
-    static_cast<void>(worker_->request(control::unmap_slab, arguments_of(what)));
-    shared_->addresses().give_back(what.address);
-    return make_error({.code = errc::unavailable,
-                       .detail = "no file descriptor arrived with device memory; this process may "
-                                 "have reached its limit",
-                       .device = ordinal_});
-  }
+  const auto& what = (*made)->what();
   std::shared_ptr<worker_link> spare;
+  std::uint32_t number = 0;
   {
     const std::lock_guard lock{mutex_};
-    const auto number = space_.add(slab_bytes);
-    if (!number)
+    const auto added = space_.add(slab_bytes);
+    if (!added)
       return make_error(errc::internal, "there are too many slabs");
-    shared_->add(what, std::move(made->descriptor));
-    slabs_.emplace(*number, slab{what, {}});
+    number = *added;
+    shared_->add(*made);
+    slabs_.emplace(number, slab{what, {}});
     spare = spare_.lock();
   }
   if (spare)
-    shared_->begin_to_map(what, *spare);
+    (*made)->begin_to_map(*spare);
+  auto error = map_in_peers(**made);
+  if (error) {
+    removed unusable{{}, worker_};
+    {
+      const std::lock_guard lock{mutex_};
+      space_.remove(number);
+      unusable.slabs.push_back(slabs_.extract(number).mapped());
+    }
+    if (auto failed = unmap(unusable))
+      log(log_level::warning, "device memory was not given back", failed);
+  }
+  return error;
+}
+
+std::vector<std::shared_ptr<worker_link>> device_slabs::peers() {
+  const std::lock_guard lock{mutex_};
+  std::erase_if(peers_, [](auto& x) {
+    const auto there = x.lock();
+    return !there || there->lost();
+  });
+  std::vector<std::shared_ptr<worker_link>> result;
+  for (auto& x : peers_)
+    if (auto there = x.lock())
+      result.push_back(std::move(there));
+  return result;
+}
+
+caf::error device_slabs::map_in_peers(shared_slab& what) {
+  const auto all = peers();
+  for (auto& x : all) // side by side
+    what.begin_to_map(*x);
+  for (auto& x : all)
+    if (auto error = what.map(*x); error && !x->lost())
+      return error;
   return {};
+}
+
+caf::error device_slabs::admit(const std::shared_ptr<worker_link>& peer) {
+  {
+    const std::lock_guard lock{mutex_};
+    if (std::ranges::none_of(peers_, [&](auto& x) { return x.lock() == peer; }))
+      peers_.push_back(peer); // first: slabs that appear meanwhile are mapped, too
+  }
+  return map(all(), *peer);
+}
+
+bool device_slabs::admits(const worker_link& peer) const {
+  const std::lock_guard lock{mutex_};
+  return std::ranges::any_of(peers_, [&](auto& x) { return x.lock().get() == &peer; });
 }
 
 caf::error device_slabs::clear() {

@@ -49,6 +49,14 @@ public:
   /// @errors those of `spare`
   /// @thread any
   caf::error prepare(const std::shared_ptr<worker_link>& spare);
+  /// Maps the slabs that there are in a worker of another device, and later ones before any of
+  /// their memory is used. Calling it again changes nothing.
+  /// @errors those of `peer`
+  /// @thread any
+  caf::error admit(const std::shared_ptr<worker_link>& peer);
+  /// Returns whether `admit` was called for the worker.
+  /// @thread any
+  bool admits(const worker_link& peer) const;
   void set_device_bytes(std::size_t x) noexcept { device_bytes_ = x; }
   /// Returns whether the worker can make slabs.
   /// @thread any
@@ -91,6 +99,8 @@ private:
   removed take_empty(clock::time_point when);
   std::vector<memory_slab> all() const;
   void forget_spare();
+  std::vector<std::shared_ptr<worker_link>> peers();
+  caf::error map_in_peers(shared_slab& what);
   caf::error map(const std::vector<memory_slab>& slabs, worker_link& in) const;
   /// Removes all slabs. Needs `mutex_`.
   removed take_all();
@@ -114,6 +124,7 @@ private:
   std::map<std::uint32_t, slab> slabs_; ///< by number in `space_`
   std::unordered_map<void*, slab_range> taken_;
   std::weak_ptr<worker_link> spare_;
+  std::vector<std::weak_ptr<worker_link>> peers_; ///< workers of other devices
   bool ends_ = false;
   std::condition_variable changed_;
   std::thread keeper_; ///< gives empty slabs back; started by the lane

@@ -30,6 +30,8 @@ constexpr std::chrono::seconds kill_limit{2};
 constexpr std::chrono::seconds send_limit{10};
 /// Upper limit for a plausible granularity of slabs.
 constexpr std::uint64_t most_slab_unit = std::uint64_t{1} << 30;
+/// Upper limit for a plausible size of the memory of a rank for direct collectives.
+constexpr std::uint64_t most_direct_bytes = std::uint64_t{1} << 30;
 
 std::string text_of(const worker_end& end, const worker_settings& settings) {
   switch (end.cause) {
@@ -191,8 +193,15 @@ caf::expected<std::shared_ptr<process_pool>> process_pool::create(worker_backend
   }
   if (first->link->slab_granularity() != 0)
     raise_descriptor_limit(slab_space::most_slabs * result->slots_.size());
+  if (first->link->slab_granularity() != 0 && first->link->direct_bytes() != 0)
+    result->reaches_ = std::move(first->reaches);
   result->slots_.front()->begin_with(std::move(*first));
   return result;
+}
+
+bool process_pool::reaches(int from, int to) const noexcept {
+  const auto i = static_cast<std::size_t>(from);
+  return i < reaches_.size() && to >= 0 && to < 64 && (reaches_[i] >> to & 1) != 0;
 }
 
 process_pool::~process_pool() {
@@ -284,16 +293,19 @@ caf::error process_pool::set_up(running& x, std::chrono::nanoseconds limit) {
   if (!answer)
     return answer.error();
   wire_reader reader{answer->bytes};
-  const auto about = reader.get<worker_description>();
+  auto about = reader.get<worker_description>();
   const auto unit = about.slab_granularity;
   if (!reader.ok() || about.devices < 0 || about.devices > most_worker_devices ||
       about.spin_ns < 0 ||
       (unit != 0 &&
-       (!std::has_single_bit(unit) || unit > most_slab_unit || unit < slab_space::alignment)))
+       (!std::has_single_bit(unit) || unit > most_slab_unit || unit < slab_space::alignment)) ||
+      about.direct_bytes > most_direct_bytes)
     return make_error(errc::internal, "a worker's description of its device is malformed");
   x.devices = about.devices;
+  x.reaches = std::move(about.reaches);
   x.link->set_spin(std::chrono::nanoseconds{about.spin_ns});
   x.link->set_slab_granularity(unit);
+  x.link->set_direct_bytes(about.direct_bytes);
   return {};
 }
 

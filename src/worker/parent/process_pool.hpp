@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <stop_token>
 #include <string>
@@ -35,6 +36,7 @@ public:
     return slot_of(ordinal).spare();
   }
   void release(int ordinal) noexcept override;
+  bool reaches(int from, int to) const noexcept override;
 
 private:
   /// A worker's process. It exists as long as a reference to its link.
@@ -43,7 +45,8 @@ private:
     std::shared_ptr<worker_link> link;
     std::shared_ptr<life> of;
     std::thread receiver;
-    int devices = 0; ///< number of the host's devices
+    int devices = 0;                    ///< number of the host's devices
+    std::vector<std::uint64_t> reaches; ///< as `worker_description::reaches`
   };
 
   process_pool(worker_backend_options options, worker_command command)
@@ -66,6 +69,7 @@ private:
   const worker_backend_options options_;
   const worker_command command_;
   std::vector<std::unique_ptr<worker_slot<running>>> slots_;
+  std::vector<std::uint64_t> reaches_; ///< of the first worker; empty: nothing can be direct
 };
 
 } // namespace troupe::detail

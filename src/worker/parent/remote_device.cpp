@@ -8,6 +8,7 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -292,6 +293,18 @@ caf::expected<bool> remote_device::can_access_peer(int peer) noexcept {
       link_->ask(command::can_access_peer, std::int32_t{pool_->place_of(peer).device}));
 }
 
+/// A worker that is not there yet, or is lost, is admitted with the next communicator: those that
+/// exist have no rank in the worker that will be there. Copies map what they need.
+caf::error remote_device::admit_peer(int peer) noexcept {
+  if (auto error = check_near(peer))
+    return error;
+  const auto link = pool_->current(peer);
+  if (!link)
+    return {};
+  auto error = slabs_->admit(link);
+  return link->lost() ? caf::error{} : error;
+}
+
 caf::error remote_device::copy_peer(void* target, int target_device, const void* source,
                                     int source_device, std::size_t size_bytes,
                                     stream_view stream) noexcept {
@@ -348,6 +361,10 @@ caf::error remote_communicator::hand_over(std::span<const std::byte> what) noexc
   message.put_bytes(what);
   handed_over_.store(true);
   return link_->send(control::hand_over, message.bytes());
+}
+
+void remote_direct_rank::on_closed() noexcept {
+  link().request(control::close, bytes_of(key()), std::nullopt, [](const worker_reply&) {});
 }
 
 caf::error remote_communicator::asynchronous_error() noexcept {

@@ -62,7 +62,7 @@ public:
   caf::expected<bool> can_access_peer(int peer) noexcept override;
   /// Does nothing: a slab is mapped when a copy first needs it.
   caf::error enable_peer(int peer) noexcept override { return check_near(peer); }
-  caf::error admit_peer(int peer) noexcept override { return check_near(peer); }
+  caf::error admit_peer(int peer) noexcept override;
   /// The target's worker reads: another one could go on writing for some time after its end.
   /// @errors errc::not_supported: `target_device` is another one, or the source's device is not
   ///         near; errc::stale_ref: the source is in no slab
@@ -121,7 +121,7 @@ private:
 };
 
 /// One rank of a communicator, in a worker.
-class remote_communicator final : public backend_communicator {
+class remote_communicator : public backend_communicator {
 public:
   remote_communicator(std::shared_ptr<worker_link> link, communicator_key key)
       : link_(std::move(link)), key_(key) {}
@@ -149,6 +149,21 @@ private:
   wire_writer calls_;               ///< buffer for the calls of the current `enqueue`
   /// `communicator_errors()` when this rank last had no error.
   std::uint64_t errors_of_others_ = 0;
+};
+
+/// One rank of a direct communicator, in a worker.
+class remote_direct_rank final : public remote_communicator {
+public:
+  /// `memory`: of all ranks. It exists as long as one of them
+  remote_direct_rank(std::shared_ptr<worker_link> link, communicator_key key,
+                     std::shared_ptr<const std::vector<std::shared_ptr<shared_slab>>> memory)
+      : remote_communicator(std::move(link), key), memory_(std::move(memory)) {}
+
+  /// Does not wait for the worker.
+  void on_closed() noexcept override;
+
+private:
+  const std::shared_ptr<const std::vector<std::shared_ptr<shared_slab>>> memory_;
 };
 
 } // namespace troupe::detail

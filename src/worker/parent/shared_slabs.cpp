@@ -7,6 +7,7 @@
 #include <functional>
 #include <iterator>
 #include <optional>
+#include <string>
 #include <utility>
 
 namespace troupe::detail {
@@ -22,6 +23,15 @@ constexpr std::uintptr_t first_address = 0x2000'0000'0000;
 constexpr std::uintptr_t last_address = 0x3000'0000'0000;
 #endif
 
+/// How many addresses are tried for a slab, each in another window.
+constexpr int most_tries = (last_address - first_address) / memory_slab::window;
+
+/// Returns whether the addresses of a slab were in use; else it is a failed call of the system.
+bool is_in_use(const caf::error& why) {
+  const auto x = failure_of(why);
+  return x && x->code == errc::unavailable && x->native_code == 0;
+}
+
 const std::byte* begin_of(const memory_slab& x) noexcept {
   return static_cast<const std::byte*>(x.address);
 }
@@ -32,7 +42,13 @@ const std::byte* begin_of(const memory_slab& x) noexcept {
 
 void* slab_addresses::take(std::size_t size_bytes, std::size_t unit) {
   const std::lock_guard lock{mutex_};
-  const auto rounded_up = [=](std::uintptr_t x) { return (x + unit - 1) / unit * unit; };
+  const auto rounded_up = [=](std::uintptr_t x) {
+    const auto begin = (x + unit - 1) / unit * unit;
+    const auto window_end = begin / memory_slab::window * memory_slab::window + memory_slab::window;
+    return size_bytes <= window_end - begin ? begin : window_end;
+  };
+  if (size_bytes > memory_slab::window)
+    return nullptr;
   bool from_the_start = next_ <= first_address;
   auto begin = rounded_up(std::max(next_, first_address));
   while (true) {
@@ -58,6 +74,13 @@ std::size_t slab_addresses::capacity() noexcept { return last_address - first_ad
 void slab_addresses::give_back(void* address) noexcept {
   const std::lock_guard lock{mutex_};
   taken_.erase(reinterpret_cast<std::uintptr_t>(address));
+}
+
+void slab_addresses::leave_window(void* address) noexcept {
+  const auto window = reinterpret_cast<std::uintptr_t>(address) / memory_slab::window;
+  const std::lock_guard lock{mutex_};
+  if (next_ / memory_slab::window == window)
+    next_ = (window + 1) * memory_slab::window;
 }
 
 // -- open_count
@@ -176,6 +199,13 @@ std::shared_ptr<shared_slab::mapping> shared_slab::mapping_in(worker_link& in) {
   return result;
 }
 
+void shared_slab::note_mapped(worker_link& in) {
+  auto x = std::make_shared<mapping>(what_, in.weak_from_this());
+  x->end({});
+  const std::lock_guard lock{mutex_};
+  mappings_.push_back(std::move(x));
+}
+
 caf::error shared_slab::map(worker_link& in) { return mapping_in(in)->wait(in); }
 
 void shared_slab::give_to(const worker_link& owner) {
@@ -183,10 +213,42 @@ void shared_slab::give_to(const worker_link& owner) {
   std::erase_if(mappings_, [&](auto& x) { return x->in().lock().get() == &owner; });
 }
 
-void shared_slabs::add(const memory_slab& what, std::shared_ptr<const file_descriptor> descriptor) {
-  auto slab = std::make_shared<shared_slab>(what, std::move(descriptor), addresses_, unmappings_);
+caf::expected<std::shared_ptr<shared_slab>> shared_slabs::make(int ordinal, std::size_t size_bytes,
+                                                               std::size_t unit, worker_link& in) {
+  worker_reply made =
+      make_error({.code = errc::out_of_memory,
+                  .detail = "no addresses are left for " + std::to_string(size_bytes) + " bytes",
+                  .device = ordinal});
+  memory_slab what{ordinal, nullptr, size_bytes};
+  for (int tries = 0; tries < most_tries; ++tries) {
+    what.address = addresses_->take(size_bytes, unit);
+    if (what.address == nullptr)
+      break;
+    made = in.request(control::make_slab, arguments_of(what));
+    if (made)
+      break;
+    addresses_->give_back(what.address);
+    if (!is_in_use(made.error()))
+      break;
+    addresses_->leave_window(what.address);
+  }
+  if (!made)
+    return made.error();
+  if (!made->descriptor) {
+    // The worker has made it. It goes with the worker, at the latest.
+    static_cast<void>(in.request(control::unmap_slab, arguments_of(what)));
+    addresses_->give_back(what.address);
+    return make_error({.code = errc::unavailable,
+                       .detail = "no file descriptor arrived with device memory; this process may "
+                                 "have reached its limit",
+                       .device = ordinal});
+  }
+  return std::make_shared<shared_slab>(what, std::move(made->descriptor), addresses_, unmappings_);
+}
+
+void shared_slabs::add(const std::shared_ptr<shared_slab>& slab) {
   const std::lock_guard lock{mutex_};
-  all_.insert_or_assign(begin_of(what), std::move(slab));
+  all_.insert_or_assign(begin_of(slab->what()), slab);
 }
 
 void shared_slabs::remove(const memory_slab& what) {

@@ -29,12 +29,14 @@ inline slab_args arguments_of(const memory_slab& x) noexcept {
 class slab_addresses {
 public:
   /// Takes addresses that are not taken. Other uses of them in a process are not known here.
-  /// Returns null if there are none.
+  /// Returns null if there are none. Never crosses a multiple of `memory_slab::window`.
   /// @shape size_bytes: a multiple of `unit`, which is a power of two
   void* take(std::size_t size_bytes, std::size_t unit);
   /// Returns how many there are. @units bytes
   static std::size_t capacity() noexcept;
   void give_back(void* address) noexcept;
+  /// The next addresses are of another window than `address`, which something else uses.
+  void leave_window(void* address) noexcept;
 
 private:
   std::mutex mutex_;
@@ -77,6 +79,9 @@ public:
   caf::error map(worker_link& in);
   /// Does the same, and does not wait.
   void begin_to_map(worker_link& in) { static_cast<void>(mapping_in(in)); }
+  /// Notes that a worker has mapped it, which made it: it unmaps it as the others do.
+  void note_mapped(worker_link& in);
+  const memory_slab& what() const noexcept { return what_; }
   /// Notes that `owner`, which has mapped it, has it instead of the worker that made it: it unmaps
   /// it when it is told to.
   void give_to(const worker_link& owner);
@@ -100,8 +105,15 @@ class shared_slabs {
 public:
   slab_addresses& addresses() noexcept { return *addresses_; }
 
-  /// Adds a slab at addresses that were taken for it, and which it gives back.
-  void add(const memory_slab& what, std::shared_ptr<const file_descriptor> descriptor);
+  /// Lets a worker make a slab. Only the result knows it.
+  /// @shape size_bytes: a multiple of `unit`, which is that of the worker
+  /// @errors errc::out_of_memory: the device has no memory, or there are no addresses;
+  ///         errc::unavailable: no descriptor arrived, or all addresses that were tried are in use;
+  ///         errc::worker_lost
+  caf::expected<std::shared_ptr<shared_slab>> make(int ordinal, std::size_t size_bytes,
+                                                   std::size_t unit, worker_link& in);
+  /// Adds a slab of `make`, for the functions below.
+  void add(const std::shared_ptr<shared_slab>& slab);
   void remove(const memory_slab& what);
 
   /// Lets a worker use memory of another device. Blocks if it has not mapped the slab yet. The

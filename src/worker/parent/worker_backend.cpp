@@ -6,6 +6,7 @@
 #include "foundation/start_thread.hpp"
 #include "worker/parent/remote_device.hpp"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -118,6 +119,15 @@ void abort_one(const std::shared_ptr<worker_link>& link, communicator_key key) {
                 });
 }
 
+/// Returns an id that a worker makes.
+caf::expected<communicator_id> id_from(worker_link& by, control what,
+                                       std::chrono::nanoseconds limit) {
+  const auto made = by.request(what, std::span<const std::byte>{}, std::nullopt, limit);
+  if (!made)
+    return made.error();
+  return value_of<communicator_id>(made->bytes);
+}
+
 /// A communicator that is being built in several workers.
 struct assembly {
   explicit assembly(std::size_t ranks) : answers(ranks) {}
@@ -159,6 +169,14 @@ void call_off_in_workers(const communicator_id& id,
     x->request(control::call_off, bytes_of(id), std::nullopt, [](const worker_reply&) {});
 }
 
+/// Kills workers that have not built their ranks. Returns why the first one is lost.
+caf::error give_up_late(std::span<const std::shared_ptr<worker_link>> links,
+                        const std::vector<std::size_t>& late, std::chrono::nanoseconds limit) {
+  for (auto i : late)
+    links[i]->give_up_late("to build its rank", limit);
+  return links[late.front()]->loss();
+}
+
 /// Kills workers that still build after the limit: a build that waits for a failed rank may not
 /// notice the cancellation. Holds workers weakly, so that they can end meanwhile.
 void end_those_that_hang(const std::shared_ptr<assembly>& all,
@@ -168,6 +186,43 @@ void end_those_that_hang(const std::shared_ptr<assembly>& all,
   for (auto i : all->answers.missing())
     if (auto link = links[i].lock())
       link->give_up_late("to build its rank", limit);
+}
+
+/// Lets each of `links` build a rank, with the bytes that `body_of` returns for its index. Returns
+/// the numbers of the ranks in their workers. `id`: of what is built
+template <class F>
+caf::expected<std::vector<communicator_key>>
+build_ranks(control what, std::span<const std::shared_ptr<worker_link>> links, F body_of,
+            const communicator_id& id, fair_limit& left, std::chrono::nanoseconds limit) {
+  auto all = std::make_shared<assembly>(links.size());
+  for (std::size_t i = 0; i < links.size(); ++i) {
+    wire_writer body;
+    body.put(body_of(i));
+    links[i]->request(what, body.bytes(), std::nullopt, [all, i, link = links[i]](worker_reply x) {
+      all->take(i, link, std::move(x));
+    });
+  }
+  all->answers.wait_for_success(left);
+  all->answers.wait_for_cause(cause_patience);
+  if (auto why = all->answers.first_error()) {
+    all->end();
+    call_off_in_workers(id, links); // they may wait for the failed rank
+    if (limit.count() != 0 && !all->answers.missing().empty()) {
+      const std::vector<std::weak_ptr<worker_link>> weak{links.begin(), links.end()};
+      const auto end = [all, weak, left, limit] { end_those_that_hang(all, weak, left, limit); };
+      if (start_detached_thread(end, "to end workers"))
+        end(); // then this thread has to wait
+    }
+    return why;
+  }
+  if (const auto late = all->answers.missing(); !late.empty()) {
+    all->end();
+    return give_up_late(links, late, limit);
+  }
+  std::vector<communicator_key> result;
+  for (std::size_t i = 0; i < links.size(); ++i)
+    result.push_back(wire_reader{all->answers[i]->bytes}.get<communicator_key>());
+  return result;
 }
 
 /// Ranks in workers that end.
@@ -282,39 +337,38 @@ caf::expected<communicator_id> worker_backend::make_communicator_id() noexcept {
   return result;
 }
 
-caf::expected<communicator_ranks>
-worker_backend::build(const communicator_id&, int size,
-                      std::span<const local_rank> ranks) noexcept {
-  if (size <= 0 || ranks.empty())
-    return make_error(errc::invalid_argument, "a communicator needs at least one rank");
-  std::vector<std::shared_ptr<worker_link>> links;
+caf::expected<std::vector<std::shared_ptr<worker_link>>>
+worker_backend::links_of(std::span<const local_rank> ranks) const {
+  std::vector<std::shared_ptr<worker_link>> result;
   for (auto& x : ranks) {
     if (auto error = check(x.device))
       return error;
     auto link = x.spare ? pool_->spare(x.device) : pool_->current(x.device);
     if (!link)
       return lost_worker(x.device, x.spare ? "the device has no spare" : no_worker, x.rank);
-    links.push_back(std::move(link));
+    result.push_back(std::move(link));
   }
+  return result;
+}
+
+caf::expected<communicator_ranks>
+worker_backend::build(const communicator_id&, int size,
+                      std::span<const local_rank> ranks) noexcept {
+  if (size <= 0 || ranks.empty())
+    return make_error(errc::invalid_argument, "a communicator needs at least one rank");
+  const auto links = links_of(ranks);
+  if (!links)
+    return links.error();
   std::lock_guard one_at_a_time{building_};
   fair_limit left{build_limit_};
-  auto made = links.front()->request(control::make_communicator_id, std::span<const std::byte>{},
-                                     std::nullopt, build_limit_);
-  if (!made)
-    return made.error();
-  auto id = value_of<communicator_id>(made->bytes);
+  const auto id = id_from(*links->front(), control::make_communicator_id, build_limit_);
   if (!id)
     return id.error();
-  build_args what;
-  what.id = *id;
-  what.size = size;
   const auto arguments = [&](std::size_t i) {
-    what.rank = ranks[i].rank;
-    what.device = pool_->place_of(ranks[i].device).device;
-    return what;
+    return build_args{*id, size, ranks[i].rank, pool_->place_of(ranks[i].device).device};
   };
   const auto check_all = [&] {
-    auto result = ask(control::check_build, links, arguments);
+    auto result = ask(control::check_build, *links, arguments);
     result->wait_for_success(left);
     return result;
   };
@@ -328,44 +382,103 @@ worker_backend::build(const communicator_id&, int size,
   }
   if (auto why = checks->first_error())
     return why;
-  auto give_up_late = [&](const std::vector<std::size_t>& late) {
-    for (auto i : late)
-      links[i]->give_up_late("to build its rank", build_limit_);
-    return links[late.front()]->loss();
-  };
   if (const auto late = checks->missing(); !late.empty())
-    return give_up_late(late);
-  auto all = std::make_shared<assembly>(ranks.size());
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    const auto body = arguments(i);
-    links[i]->request(
-        control::build, bytes_of(body), std::nullopt,
-        [all, i, link = links[i]](worker_reply x) { all->take(i, link, std::move(x)); });
-  }
-  all->answers.wait_for_success(left);
-  all->answers.wait_for_cause(cause_patience);
-  if (auto why = all->answers.first_error()) {
-    all->end();
-    call_off_in_workers(*id, links); // they may wait for the failed rank
-    if (build_limit_.count() != 0 && !all->answers.missing().empty()) {
-      const std::vector<std::weak_ptr<worker_link>> weak{links.begin(), links.end()};
-      const auto end = [all, weak, left, limit = build_limit_] {
-        end_those_that_hang(all, weak, left, limit);
-      };
-      if (start_detached_thread(end, "to end workers"))
-        end(); // then this thread has to wait
-    }
-    return why;
-  }
-  if (const auto late = all->answers.missing(); !late.empty()) {
-    all->end();
-    return give_up_late(late);
-  }
+    return give_up_late(*links, late, build_limit_);
+  const auto keys = build_ranks(control::build, *links, arguments, *id, left, build_limit_);
+  if (!keys)
+    return keys.error();
   communicator_ranks result;
   for (std::size_t i = 0; i < ranks.size(); ++i)
-    result.push_back(std::make_unique<remote_communicator>(
-        links[i], wire_reader{all->answers[i]->bytes}.get<communicator_key>()));
+    result.push_back(std::make_unique<remote_communicator>((*links)[i], (*keys)[i]));
   return result;
+}
+
+// -- direct communicators
+
+bool worker_backend::can_be_direct(std::span<const int> ordinals) const noexcept {
+  return std::ranges::all_of(ordinals, [&](int from) {
+    return std::ranges::all_of(ordinals, [&](int to) { return pool_->reaches(from, to); });
+  });
+}
+
+caf::expected<std::shared_ptr<shared_slab>> worker_backend::make_direct_memory(int ordinal,
+                                                                               worker_link& in) {
+  const auto unit = in.slab_granularity();
+  const auto size = (in.direct_bytes() + unit - 1) / unit * unit;
+  const auto device = pool_->place_of(ordinal).device;
+  auto result = pool_->slabs()->make(device, size, unit, in);
+  if (!result && code_of(result.error()) == errc::out_of_memory)
+    if (const auto memory = pool_->memory_of(ordinal)) {
+      if (auto error = memory->give_back_unused())
+        return error;
+      result = pool_->slabs()->make(device, size, unit, in);
+    }
+  if (result)
+    (*result)->note_mapped(in);
+  return result;
+}
+
+/// The workers need not wait for each other, so that builds of other communicators may be under
+/// way.
+caf::expected<communicator_ranks>
+worker_backend::build_direct(std::span<const local_rank> ranks) noexcept {
+  if (ranks.empty())
+    return make_error(errc::invalid_argument, "a communicator needs at least one rank");
+  const auto links = links_of(ranks);
+  if (!links)
+    return links.error();
+  for (const auto& x : ranks)
+    for (const auto& y : ranks)
+      if (!pool_->reaches(x.device, y.device))
+        return make_error(
+            {.code = errc::not_supported,
+             .detail = "it does no direct collectives with device " + std::to_string(y.device),
+             .device = x.device,
+             .rank = x.rank});
+  fair_limit left{build_limit_};
+  const auto id = id_from(*links->front(), control::make_direct_id, build_limit_);
+  if (!id)
+    return id.error();
+  join_args what{.id = *id};
+  const auto memory = std::make_shared<std::vector<std::shared_ptr<shared_slab>>>();
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    auto slab = make_direct_memory(ranks[i].device, *(*links)[i]);
+    if (!slab)
+      return slab.error();
+    what.members.push_back({(*slab)->what().ordinal, (*slab)->what().address});
+    memory->push_back(std::move(*slab));
+  }
+  for (auto& slab : *memory) // side by side
+    for (auto& link : *links)
+      slab->begin_to_map(*link);
+  for (auto& slab : *memory)
+    for (auto& link : *links)
+      if (auto error = slab->map(*link))
+        return error;
+  const auto keys = build_ranks(
+      control::join_direct, *links,
+      [&](std::size_t i) -> const join_args& {
+        what.rank = ranks[i].rank;
+        return what;
+      },
+      *id, left, build_limit_);
+  if (!keys)
+    return keys.error();
+  communicator_ranks result;
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    result.push_back(std::make_unique<remote_direct_rank>((*links)[i], (*keys)[i], memory));
+  return result;
+}
+
+// -- spares
+
+caf::error worker_backend::admit_spare(int ordinal, const std::shared_ptr<worker_link>& spare) {
+  const auto worker = pool_->current(ordinal);
+  for (int i = 0; worker && i < device_count(); ++i)
+    if (const auto memory = pool_->memory_of(i); i != ordinal && memory && memory->admits(*worker))
+      if (auto error = memory->admit(spare))
+        return error;
+  return {};
 }
 
 caf::error worker_backend::provide_spare(int ordinal) noexcept {
@@ -379,7 +492,7 @@ caf::error worker_backend::provide_spare(int ordinal) noexcept {
       keep_memory_ != kept_memory::none) // a spare without it maps it when it is needed
     if (auto error = memory->prepare(spare); error && code_of(error) != errc::worker_lost)
       log(log_level::warning, "a spare could not map the memory of its device", error);
-  return {};
+  return spare ? admit_spare(ordinal, spare) : caf::error{};
 }
 
 caf::error worker_backend::tell(int ordinal, std::span<const std::byte> what) noexcept {

@@ -31,6 +31,9 @@ public:
   /// @errors also errc::worker_lost: a worker is gone, and the other ranks are aborted
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override;
+  bool can_be_direct(std::span<const int> ordinals) const noexcept override;
+  caf::expected<communicator_ranks>
+  build_direct(std::span<const local_rank> ranks) noexcept override;
   caf::error provide_spare(int ordinal) noexcept override;
   caf::error tell(int ordinal, std::span<const std::byte> what) noexcept override;
   void set_listener(
@@ -50,6 +53,14 @@ public:
 private:
   caf::error end(control how, const communicator_ranks& ranks) noexcept;
   caf::error check(int ordinal) const;
+  /// Returns the workers of ranks.
+  /// @errors errc::invalid_argument: no such ordinals; errc::worker_lost: one has no worker
+  caf::expected<std::vector<std::shared_ptr<worker_link>>>
+  links_of(std::span<const local_rank> ranks) const;
+  /// Makes the memory of a rank of a direct communicator (`direct_member::memory`).
+  caf::expected<std::shared_ptr<shared_slab>> make_direct_memory(int ordinal, worker_link& in);
+  /// Maps the memory of other devices in the spare of a device, as in its worker.
+  caf::error admit_spare(int ordinal, const std::shared_ptr<worker_link>& spare);
 
   const std::shared_ptr<worker_pool> pool_;
   const std::string name_;

@@ -83,6 +83,9 @@ public:
   /// descriptors. To be called before the first command.
   void set_slab_granularity(std::size_t x) noexcept { slab_granularity_ = x; }
   std::size_t slab_granularity() const noexcept { return slab_granularity_; }
+  /// Sets `backend::direct_bytes` of the worker. To be called before the first command.
+  void set_direct_bytes(std::size_t x) noexcept { direct_bytes_ = x; }
+  std::size_t direct_bytes() const noexcept { return direct_bytes_; }
 
   /// Sets the receiver of messages from the worker's programs, on the receiving thread. To be
   /// called before the first message.
@@ -218,6 +221,7 @@ private:
   std::chrono::nanoseconds spin_{0};
   std::chrono::nanoseconds request_limit_{0};
   std::size_t slab_granularity_ = 0;
+  std::size_t direct_bytes_ = 0;
   std::function<void(std::span<const std::byte>)> listener_;
   command_ring ring_;
   std::uint64_t last_command_ = 0;

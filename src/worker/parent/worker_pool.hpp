@@ -46,6 +46,13 @@ public:
   /// Stops the worker of a device that needs it no more. Blocks.
   virtual void release(int ordinal) noexcept = 0;
 
+  /// Returns whether two devices can do direct collectives with each other in their workers.
+  virtual bool reaches(int from, int to) const noexcept {
+    static_cast<void>(from);
+    static_cast<void>(to);
+    return false;
+  }
+
   using program_listener = std::function<void(int ordinal, std::span<const std::byte>)>;
   /// Sets the receiver of messages from the programs of all workers, on any thread.
   void set_listener(program_listener f) {

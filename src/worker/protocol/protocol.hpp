@@ -147,6 +147,8 @@ enum class control : std::uint16_t {
   make_communicator_id, ///< reply: communicator_id
   check_build,          ///< build_args; reply: none, or why the build would fail
   build,                ///< build_args; reply: communicator_key
+  make_direct_id,       ///< reply: communicator_id
+  join_direct,          ///< join_args; reply: communicator_key
   close,                ///< communicator_key; reply: no operation on the rank can succeed any more
   abort,                ///< communicator_key
   destroy,              ///< communicator_key
@@ -202,7 +204,13 @@ struct worker_description {
   std::int32_t devices = 0;
   std::int64_t spin_ns = 0;
   std::uint64_t slab_granularity = 0; ///< as `backend::slab_granularity`
+  std::uint64_t direct_bytes = 0;     ///< as `backend::direct_bytes`
+  /// For each device, one bit for each of the first 64 devices with which it can be direct.
+  std::vector<std::uint64_t> reaches;
 };
+void wire_fields(auto& wire, message_of<worker_description> auto& x) {
+  wire(x.devices, x.spin_ns, x.slab_granularity, x.direct_bytes, x.reaches);
+}
 
 struct build_args {
   communicator_id id;
@@ -210,6 +218,16 @@ struct build_args {
   std::int32_t rank = 0;
   std::int32_t device = 0;
 };
+
+void wire_fields(auto& wire, message_of<direct_member> auto& x) { wire(x.device, x.memory); }
+
+/// Arguments of a rank that joins a direct communicator.
+struct join_args {
+  communicator_id id;
+  std::int32_t rank = 0;
+  std::vector<direct_member> members; ///< by rank
+};
+void wire_fields(auto& wire, message_of<join_args> auto& x) { wire(x.id, x.rank, x.members); }
 
 /// A piece of device memory that the parent manages.
 struct slab_args {

@@ -145,6 +145,22 @@ TEST_F(CudaSlabs, AreReadByAnotherDevice) {
   must(other->close_memory());
 }
 
+TEST_F(CudaSlabs, LieWithinOneWindow) {
+  const auto at = [](std::size_t offset) {
+    return reinterpret_cast<void*>(std::uintptr_t{0x2000'0000'0000} + offset);
+  };
+  for (const auto& wrong :
+       {memory_slab{0, at(memory_slab::window - size / 2), size}, memory_slab{0, at(4096), size},
+        memory_slab{0, at(0), size + 1}, memory_slab{0, at(0), 0}, memory_slab{0, nullptr, size}})
+    EXPECT_TRUE(has_code(cuda_->make_slab(wrong).error(), errc::invalid_argument));
+  const memory_slab last{0, at(memory_slab::window - size), size};
+  const detail::file_descriptor of_slab{must(cuda_->make_slab(last))};
+  EXPECT_TRUE(has_code(cuda_->make_slab({0, at(memory_slab::window - size / 2), size / 2}).error(),
+                       errc::unavailable)); // in use
+  must(cuda_->unmap_slab(last));
+  EXPECT_TRUE(has_code(cuda_->unmap_slab(last), errc::invalid_argument));
+}
+
 /// A kernel that waits for a peer which does not come holds up no slab.
 TEST_F(CudaSlabs, WaitForNoKernel) {
   std::array<nccl_member, 2> members;
@@ -163,6 +179,8 @@ TEST_F(CudaSlabs, WaitForNoKernel) {
   auto made = std::async(std::launch::async, [&] {
     const memory_slab slab{0, address(9), 16 * size};
     const detail::file_descriptor of_slab{must(cuda_->make_slab(slab))};
+    must(cuda_->unmap_slab(slab));
+    must(cuda_->map_slab(slab, of_slab.get(), 0)); // as a peer does
     must(cuda_->unmap_slab(slab));
   });
   EXPECT_EQ(made.wait_for(std::chrono::seconds{1}), std::future_status::ready);
