@@ -157,8 +157,8 @@ public:
   client(const troupe::world& over, const settings& s, std::chrono::nanoseconds patience)
       : world_(over), elements_(s.elements), large_elements_((s.large_mib << 20) / sizeof(float)),
         kept_elements_((s.kept_mib << 20) / sizeof(float)), patience_(patience),
-        sums_large_(s.sums_large()), sets_{refs(over.size()), refs(over.size())},
-        large_(over.size()), kept_(over.size()) {
+        sums_large_(s.sums_large()), large_(over.size()), kept_(over.size()) {
+    sets_.fill(refs(over.size()));
     provide_memory(over.status());
     if (sums_large_)
       for (std::size_t i = 0; i < over.size(); ++i) {
@@ -173,19 +173,23 @@ public:
       large_before_ms_ = large_sums();
     auto last = bench::clock::now();
     while (!stop_) {
-      const auto back = returns();
       const bool right = sum();
       if (!right && grows_back())
         continue;
       if (!right) {
         first_error_ = first_error_.value_or(bench::clock::now());
-        set_ = 1 - set_; // where memory is kept, the lost worker may still be writing to the other
+        // Where memory is kept, the lost worker may still be writing to this set. A request for the
+        // next one may have got to it, too, before its loss was noticed.
+        set_ = (set_ + 1) % sets_.size();
         provide_memory(world_.status());
-      } else if (first_error_ || back > losses_.size()) { // no request need fail
+      } else if (first_error_ || returns() > losses_.size()) { // no request need fail
         note_loss();
         last = bench::clock::now();
       } else {
-        longest_ = std::max(longest_, answered_ - last);
+        if (answered_ - last > longest_) {
+          longest_ = answered_ - last;
+          longest_after_ = last - back_at_;
+        }
         last = answered_;
       }
     }
@@ -203,9 +207,11 @@ public:
   }
   /// Returns the longest time from one right sum to the next without a loss.
   bench::clock::duration longest() const { return longest_; }
+  /// Returns how long after a loss that sum began.
+  bench::clock::duration longest_after() const { return longest_after_; }
   /// Returns the size of a rank's buffers. @units MiB
   double buffers_mib() const {
-    const auto all = 2 * elements_ + (sums_large_ ? large_elements_ : 0) + kept_elements_;
+    const auto all = sets_.size() * elements_ + (sums_large_ ? large_elements_ : 0) + kept_elements_;
     return static_cast<double>(all * sizeof(float)) / (1 << 20);
   }
 
@@ -306,6 +312,7 @@ private:
   }
   void note_loss() {
     members_ = world_.status().members.size();
+    back_at_ = answered_;
     if (sums_large_)
       large_after_ms_.push_back(large_sums());
     check_kept();
@@ -323,13 +330,15 @@ private:
   const std::size_t kept_elements_;
   const std::chrono::nanoseconds patience_;
   const bool sums_large_;
-  std::array<refs, 2> sets_; ///< of buffers, one for each rank
+  std::array<refs, 4> sets_; ///< of buffers, one for each rank
   std::size_t set_ = 0;      ///< the one in use
   refs large_;
   double large_before_ms_ = 0;
   std::vector<double> large_after_ms_;
   refs kept_; ///< nothing writes it
+  bench::clock::time_point back_at_ = bench::clock::now(); ///< of the last right sum after a loss
   bench::clock::duration longest_{};
+  bench::clock::duration longest_after_{};
   std::size_t members_ = world_.size(); ///< at the last sum
   std::atomic<bool> stop_ = false;
   std::atomic<std::uint64_t> sums_ = 0;
@@ -429,9 +438,9 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
   if (!large_after.empty())
     std::printf(
         "100 sums of %zu MiB right after, to before: time %.3f in the median, %.3f at most; "
-        "longest sum without a loss: %.2f ms\n",
+        "longest sum without a loss: %.2f ms, %.0f ms after one\n",
         s.large_mib, bench::median(large_after), bench::quantile(large_after, 1),
-        milliseconds(load.longest()));
+        milliseconds(load.longest()), milliseconds(load.longest_after()));
   std::printf("%zu kills, %llu right sums\n\n", lost.size(),
               static_cast<unsigned long long>(load.sums()));
   if (waits_for_standbys) {
@@ -515,6 +524,7 @@ int main(int argc, char** argv) {
   if (cfg.help_printed())
     return 0;
   cfg.placement = troupe::placement::worker_process;
+  cfg.workers.keep_memory = troupe::kept_memory::after_fault;
   std::vector<bench::bar> bars;
   {
     caf::actor_system sys{cfg};

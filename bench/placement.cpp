@@ -60,8 +60,7 @@ struct contestant {
     cfg.placement = where;
     sys = std::make_unique<caf::actor_system>(cfg);
     auto devices = s.devices.empty() ? must(troupe::list_devices(*sys)).ordinals : s.devices;
-    world.emplace(must(troupe::world::open(
-        *sys, {.devices = std::move(devices), .collectives = troupe::collectives_policy::nccl})));
+    world.emplace(must(troupe::world::open(*sys, {.devices = std::move(devices)})));
   }
 
   const char* name;
@@ -137,14 +136,12 @@ caf::actor begin_sums(const troupe::program_place& place) {
   });
 }
 
-/// Sums that each rank requests itself: threads of this process, and actors in the workers.
+/// Sums that each rank requests itself, by NCCL: threads of this process, and actors in the workers.
 class rank_local_sums {
 public:
-  rank_local_sums(contestant& here, contestant& there) : here_(*here.world), self_(*there.sys) {
-    troupe::world_config config;
-    for (std::size_t i = 0; i < there.world->size(); ++i)
-      config.devices.push_back(there.world->device_of(i).ordinal());
-    config.name = "programs";
+  rank_local_sums(contestant& here, contestant& there)
+      : here_(must(troupe::world::open(*here.sys, config_for(*here.world)))), self_(*there.sys) {
+    auto config = config_for(*there.world);
     config.program.name = sums_of_ranks;
     actor_ = must(troupe::spawn_nccl_world(*there.sys, config));
     troupe::tell(self_, actor_, troupe::subscribe{});
@@ -180,6 +177,15 @@ public:
   }
 
 private:
+  static troupe::world_config config_for(const troupe::world& like) {
+    troupe::world_config result;
+    for (std::size_t i = 0; i < like.size(); ++i)
+      result.devices.push_back(like.device_of(i).ordinal());
+    result.name = "programs";
+    result.collectives = troupe::collectives_policy::nccl;
+    return result;
+  }
+
   template <class F> void in_threads(F f) {
     refs_.resize(here_.size());
     std::vector<std::thread> threads;
@@ -189,7 +195,7 @@ private:
       x.join();
   }
 
-  const troupe::world& here_;
+  const troupe::world here_;
   caf::scoped_actor self_;
   caf::actor actor_;
   std::vector<troupe::gpu_ref<float>> refs_;
@@ -334,6 +340,7 @@ void run(const settings& s, contestant& here, contestant& there, bench::watchdog
   for (const auto size : {std::size_t{4096}, mib, 64 * mib, 1024 * mib})
     if (size <= s.max_bytes && here.world->size() > 1)
       compare("copy to another device", size, [=](workload& x) { return x.copy(size); });
+  const auto largest_copy = rows.back().ratio(); // to another device, if there is one
   double copies = 0;
   for (bool pinned : {true, false}) {
     const std::string memory = pinned ? "pinned" : "pageable";
@@ -343,11 +350,14 @@ void run(const settings& s, contestant& here, contestant& there, bench::watchdog
                                       [=](workload& x) { return x.down(pinned); }));
   }
   std::printf("\n");
-  bars = {{"8 B, from the parent, time to in-process", 2, true, small},
+  bars = {{"8 B, from the parent, time to in-process", 1.15, true, small},
           {"8 B, rank-local in the workers, time to in-process", 1.2, true, rank_local},
           {"64 MiB and more, bus bandwidth to in-process", 0.98, false,
            large > 0 ? std::optional{1 / large} : std::nullopt},
           {"upload and download, bandwidth to in-process", 0.9, false, 1 / copies}};
+  if (here.world->size() > 1)
+    bars.push_back({"1 GiB to another device, bandwidth to in-process", 0.97, false,
+                    s.max_bytes >= 1024 * mib ? std::optional{1 / largest_copy} : std::nullopt});
   bench::print_bars(bars);
   nlohmann::ordered_json json{{"machine", machine}};
   for (auto& x : rows)
