@@ -136,7 +136,8 @@ caf::actor begin_sums(const troupe::program_place& place) {
   });
 }
 
-/// Sums that each rank requests itself, by NCCL: threads of this process, and actors in the workers.
+/// Sums that each rank requests itself, by NCCL: threads of this process, and actors in the
+/// workers.
 class rank_local_sums {
 public:
   rank_local_sums(contestant& here, contestant& there)

@@ -9,6 +9,7 @@
 #include "operation/admission_lock.hpp"
 #include <troupe/error.hpp>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <memory>
@@ -254,15 +255,16 @@ void lane::revive() {
   streams_.forget_streams();
   drop_failed();
   drain_released();
-  for (auto event : events_) // else the remains of the old process would be kept
+  // The remains of the old process may still write into the old rings, so there will be new ones.
+  const auto events = std::exchange(events_, {});
+  const std::array rings{std::move(upload_ring_), std::move(download_ring_)};
+  const bool is_up = come_up();
+  // Not before: it takes time, and requests wait.
+  for (auto event : events) // else the remains of the old process would be kept
     static_cast<void>(note(device_->destroy_event(event)));
-  events_.clear();
-  // The remains of the old process may still write into the old rings.
-  for (auto* ring : {&upload_ring_, &download_ring_}) {
-    static_cast<void>(note((*ring)->close()));
-    ring->reset();
-  }
-  if (!come_up()) {
+  for (auto& ring : rings)
+    static_cast<void>(note(ring->close()));
+  if (!is_up) {
     abandoned_.store(true);
     {
       admission_lock lock;

@@ -145,8 +145,10 @@ template <class F> caf::error worker_service::on(stream_id id, F f) {
 caf::error worker_service::serve(command what, wire_reader& body, wire_writer& result) {
   switch (what) {
   case command::bind: {
-    auto error = device_->bind();
-    return error ? error : put_result(result, device_->properties());
+    auto error = bind();
+    if (!error)
+      result.put(*properties_);
+    return error;
   }
   case command::warm:
     return warm();
@@ -255,12 +257,25 @@ caf::error worker_service::copy(const copy_args& x) {
   });
 }
 
+/// The properties are asked for once: the driver takes long.
+caf::error worker_service::bind() {
+  if (auto error = device_->bind())
+    return error;
+  if (properties_)
+    return {};
+  auto properties = device_->properties();
+  if (!properties)
+    return properties.error();
+  properties_ = std::move(*properties);
+  return {};
+}
+
 /// Creates resources in advance: calls for them block while the driver ends the last process.
 caf::error worker_service::warm() {
   if (programs_ != nullptr)
     if (auto error = programs_->warm())
       return error;
-  if (auto error = device_->bind())
+  if (auto error = bind())
     return error;
   if (auto error = device_->open_memory())
     return error;
@@ -308,13 +323,20 @@ caf::error worker_service::record(const record_args& x) {
       return made.error();
     event.native = *made; // the previous one is listed in `in_flight`
   }
-  auto* const rank = stream->at_end != 0 ? find_rank(stream->at_end) : nullptr; // it may have ended
-  if (auto error = rank != nullptr ? rank->mark_end(event.native, stream->native, *device_)
-                                   : device_->record(event.native, stream->native))
+  if (auto error = record(event.native, *stream))
     return error;
   event.in_flight = true;
   stream->in_flight.push_back({x.event, x.number, stream->last, event.native});
   return {};
+}
+
+caf::error worker_service::record(event_view event, const service_stream& stream) {
+  if (stream.at_end != 0) {
+    const std::lock_guard lock{mutex_}; // the parent may have ended the rank since, or ends it now
+    if (const auto i = communicators_.find(stream.at_end); i != communicators_.end())
+      return i->second.front()->mark_end(event, stream.native, *device_);
+  }
+  return device_->record(event, stream.native);
 }
 
 caf::error worker_service::launch(wire_reader& body) {
@@ -340,14 +362,13 @@ caf::error worker_service::launch(wire_reader& body) {
   });
 }
 
-backend_communicator* worker_service::find_rank(communicator_key key) {
-  std::lock_guard lock{mutex_};
-  const auto i = communicators_.find(key);
-  return i != communicators_.end() ? i->second.front().get() : nullptr;
-}
-
 template <class F> caf::error worker_service::with(communicator_key key, F f) {
-  auto* const rank = find_rank(key);
+  backend_communicator* rank = nullptr;
+  {
+    std::lock_guard lock{mutex_};
+    if (auto i = communicators_.find(key); i != communicators_.end())
+      rank = i->second.front().get();
+  }
   return rank != nullptr ? f(*rank)
                          : make_error(errc::communicator_dead, "its communicator has ended");
 }

@@ -91,8 +91,11 @@ private:
   void execute(const command_head& head, std::span<const std::byte> body) noexcept;
   caf::error serve(command what, wire_reader& body, wire_writer& result);
   caf::error serve_stream(command what, wire_reader& body, wire_writer& result);
+  caf::error bind();
   caf::error warm();
   caf::error record(const record_args& x);
+  /// Records an event behind the work that is in a stream.
+  caf::error record(event_view event, const service_stream& stream);
   caf::error wait_word(const wait_word_args& x);
   caf::error copy(const copy_args& x);
   caf::error launch(wire_reader& body);
@@ -110,10 +113,7 @@ private:
   service_stream* find_stream(stream_id id) noexcept;
   /// Calls `f` with the native stream.
   template <class F> caf::error on(stream_id id, F f);
-  /// Returns the rank, which is valid until the parent ends it: after the last call on it. Null:
-  /// there is none.
-  backend_communicator* find_rank(communicator_key key);
-  /// Calls `f` with the rank.
+  /// Calls `f` with the rank, which is valid until the parent ends it: after the last call on it.
   template <class F> caf::error with(communicator_key key, F f);
   bool has_error(communicator_key key);
   std::byte* host_address(const shared_place& x, std::size_t size_bytes);
@@ -173,8 +173,9 @@ private:
   std::atomic<bool> completed_{false}; ///< set by the backend's completion signal
   bool signals_ = false;
   std::chrono::steady_clock::time_point awake_until_{};
-  bool memory_ready_ = false;              ///< opened in advance
-  std::vector<stream_view> ready_streams_; ///< created in advance
+  std::optional<device_properties> properties_; ///< once the device is bound
+  bool memory_ready_ = false;                   ///< opened in advance
+  std::vector<stream_view> ready_streams_;      ///< created in advance
   std::unordered_map<stream_id, service_stream> streams_;
   stream_id last_stream_ = 0;
   std::vector<service_event> events_;    ///< by number

@@ -133,6 +133,8 @@ struct assembly {
   explicit assembly(std::size_t ranks) : answers(ranks) {}
 
   replies answers;
+  std::shared_ptr<const void>
+      uses; ///< by ranks, also by those that join after the build was cancelled
   std::mutex mutex;
   bool given_up = false;
   std::vector<std::pair<std::shared_ptr<worker_link>, communicator_key>> built;
@@ -189,12 +191,16 @@ void end_those_that_hang(const std::shared_ptr<assembly>& all,
 }
 
 /// Lets each of `links` build a rank, with the bytes that `body_of` returns for its index. Returns
-/// the numbers of the ranks in their workers. `id`: of what is built
+/// the numbers of the ranks in their workers.
+/// @param id   of what is built
+/// @param uses is kept until all have replied
 template <class F>
 caf::expected<std::vector<communicator_key>>
 build_ranks(control what, std::span<const std::shared_ptr<worker_link>> links, F body_of,
-            const communicator_id& id, fair_limit& left, std::chrono::nanoseconds limit) {
+            const communicator_id& id, std::shared_ptr<const void> uses, fair_limit& left,
+            std::chrono::nanoseconds limit) {
   auto all = std::make_shared<assembly>(links.size());
+  all->uses = std::move(uses);
   for (std::size_t i = 0; i < links.size(); ++i) {
     wire_writer body;
     body.put(body_of(i));
@@ -384,7 +390,8 @@ worker_backend::build(const communicator_id&, int size,
     return why;
   if (const auto late = checks->missing(); !late.empty())
     return give_up_late(*links, late, build_limit_);
-  const auto keys = build_ranks(control::build, *links, arguments, *id, left, build_limit_);
+  const auto keys =
+      build_ranks(control::build, *links, arguments, *id, nullptr, left, build_limit_);
   if (!keys)
     return keys.error();
   communicator_ranks result;
@@ -461,7 +468,7 @@ worker_backend::build_direct(std::span<const local_rank> ranks) noexcept {
         what.rank = ranks[i].rank;
         return what;
       },
-      *id, left, build_limit_);
+      *id, memory, left, build_limit_);
   if (!keys)
     return keys.error();
   communicator_ranks result;
