@@ -64,6 +64,11 @@ public:
   std::shared_ptr<worker_link> current(int ordinal) const noexcept override;
   caf::error provide_spare(int ordinal, const std::stop_token& stop = {}) noexcept override;
   std::shared_ptr<worker_link> spare(int ordinal) const noexcept override;
+  /// @errors also errc::not_supported: the device is on another host
+  caf::error move_to_spare(int ordinal, const worker_link& spare) noexcept override {
+    return is_local(ordinal) ? local_->move_to_spare(ordinal, spare)
+                             : worker_pool::move_to_spare(ordinal, spare);
+  }
   void release(int ordinal) noexcept override;
   device_place place_of(int ordinal) const override;
 

@@ -4,6 +4,7 @@
 #include "worker/parent/worker_link.hpp"
 
 #include <algorithm>
+#include <condition_variable>
 #include <functional>
 #include <iterator>
 #include <optional>
@@ -58,24 +59,6 @@ std::size_t slab_addresses::capacity() noexcept { return last_address - first_ad
 void slab_addresses::give_back(void* address) noexcept {
   const std::lock_guard lock{mutex_};
   taken_.erase(reinterpret_cast<std::uintptr_t>(address));
-}
-
-// -- open_count
-
-void open_count::begin() noexcept {
-  const std::lock_guard lock{mutex_};
-  ++open_;
-}
-
-void open_count::end() noexcept {
-  const std::lock_guard lock{mutex_};
-  if (--open_ == 0)
-    none_.notify_all();
-}
-
-bool open_count::wait_for_none(std::chrono::nanoseconds limit) noexcept {
-  std::unique_lock lock{mutex_};
-  return none_.wait_for(lock, limit, [this] { return open_ == 0; });
 }
 
 // -- slabs

@@ -382,6 +382,21 @@ caf::error worker_backend::provide_spare(int ordinal) noexcept {
   return {};
 }
 
+caf::error worker_backend::prepare_move(int ordinal) noexcept {
+  if (auto error = check(ordinal))
+    return error;
+  const auto memory = pool_->memory_of(ordinal);
+  if (!memory || !memory->are_possible())
+    return make_error({.code = errc::not_supported,
+                       .detail = "the device's memory is in its worker alone: this process holds "
+                                 "memory of virtual devices of this host only",
+                       .device = ordinal});
+  if (auto error = pool_->provide_spare(ordinal))
+    return error;
+  const auto spare = pool_->spare(ordinal);
+  return spare ? memory->prepare(spare) : lost_worker(ordinal, "the device has no spare");
+}
+
 caf::error worker_backend::tell(int ordinal, std::span<const std::byte> what) noexcept {
   if (auto error = check(ordinal))
     return error;
