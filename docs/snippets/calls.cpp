@@ -224,6 +224,9 @@ void of_a_device(const troupe::device& device, const troupe::topology& topology)
     must(device.release(ref, mode, stream).wait());
   else // the host backend has no streams
     check(troupe::code_of(acquired.error()) == troupe::errc::not_supported, "the stream");
+  const auto moved = device.hand_over().wait();
+  check(!moved && troupe::code_of(moved.error()) == troupe::errc::not_supported,
+        "a device of this process");
   must(device.reset().wait());
 }
 

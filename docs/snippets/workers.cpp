@@ -104,6 +104,12 @@ int run(int argc, char** argv) {
     must(w.all_reduce(refs).wait());
     check(must(w.device_of(1).download(refs[1]))[count - 1] == static_cast<float>(w.size()),
           "the sum over workers");
+    const auto device = w.device_of(0);
+    // [hand_over]
+    auto life = device.hand_over().wait(); // its next incarnation, or why it stays where it is
+    // [hand_over]
+    check(must(std::move(life)) == 2, "the incarnation");
+    check(!refs[0].stale(), "the handle");
   }
   caf::scoped_actor self{sys};
   // [program]

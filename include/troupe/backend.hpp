@@ -274,6 +274,14 @@ public:
   [[nodiscard]] virtual caf::error take_over() noexcept {
     return make_error(errc::not_supported, "the device does not keep its memory");
   }
+  /// Makes the spare the process of the device. All work in its streams is done. Its streams and
+  /// events are gone then. `bind` opens the device there, and `take_over` keeps its memory. The
+  /// former process is ended when its ranks of communicators have ended.
+  /// @errors nothing has changed. errc::unavailable: there is no spare; errc::worker_lost: the
+  ///         device or the spare is lost; errc::not_supported
+  [[nodiscard]] virtual caf::error move_to_spare() noexcept {
+    return make_error(errc::not_supported, "only devices in worker processes have spares");
+  }
 
   /// Returns true if streams and events are CUDA's: then a `stream_view` is a `cudaStream_t`.
   /// @thread any
@@ -586,6 +594,15 @@ public:
   /// @thread a builder; never a lane
   /// @errors errc::not_supported: devices of this backend have no spares; errc::unavailable
   [[nodiscard]] virtual caf::error provide_spare(int ordinal) noexcept {
+    static_cast<void>(ordinal);
+    return make_error(errc::not_supported, "only devices in worker processes have spares");
+  }
+  /// Does the same, and ensures that the spare can take over the memory of the device
+  /// (`backend_device::move_to_spare`).
+  /// @thread a builder; never a lane
+  /// @errors errc::not_supported: memory of this device cannot be in another process;
+  ///         errc::unavailable
+  [[nodiscard]] virtual caf::error prepare_move(int ordinal) noexcept {
     static_cast<void>(ordinal);
     return make_error(errc::not_supported, "only devices in worker processes have spares");
   }

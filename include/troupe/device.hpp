@@ -166,6 +166,24 @@ struct reset {
   request_options options = {};
 };
 
+/// Moves a device in a worker process to its spare, with its memory, between two requests. No
+/// request fails: new requests for the device wait until all earlier ones are done and the spare
+/// has taken over. Handles stay valid; the incarnation grows, and the generation does not. A spare
+/// is started if there is none. Worlds with the device go on with their standbys, or build new
+/// communicators; their membership stays the same. It begins when no such world builds one. What
+/// the process has of its own does not move: see docs/workers.md. Reply: the new incarnation
+/// (`std::uint64_t`).
+/// @errors errc::not_supported: the device is in this process, its memory is not kept outside its
+///         worker (CUDA, other hosts), or the requester is a worker's program;
+///         errc::buffer_acquired: memory of the device is lent to its worker's program, or memory
+///         of that is claimed; errc::unavailable: the device is not ready, is handed over already,
+///         or has no spare. After these, nothing has changed. errc::deadline_exceeded, cancelled:
+///         the text says whether the handover continues. errc::worker_lost, device_reset: the
+///         device was lost or reset meanwhile
+struct hand_over {
+  request_options options = {};
+};
+
 /// Ends the device for good. Reply: an empty message, at once. Ignored from a worker's program,
 /// because the device belongs to its parent.
 struct shutdown {};
@@ -232,6 +250,10 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
   return detail::fields(f, x, "troupe::reset", detail::field("options", x.options));
 }
 
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, hand_over& x) {
+  return detail::fields(f, x, "troupe::hand_over", detail::field("options", x.options));
+}
+
 template <class Inspector>
 detail::inspect_result<Inspector> inspect(Inspector& f, watch_generation& x) {
   return detail::fields(f, x, "troupe::watch_generation");
@@ -286,7 +308,7 @@ public:
   /// Counts the lives of its memory, from 1: memory of an earlier generation is gone.
   std::uint64_t generation() const noexcept;
   /// Counts how often the device became ready, from 1. Grows with each generation, and also when
-  /// its worker process was lost and its memory was kept.
+  /// its worker process was lost and its memory was kept, or was handed over.
   std::uint64_t incarnation() const noexcept;
   device_phase phase() const noexcept;
 
@@ -466,6 +488,9 @@ public:
 
   /// Same as the message `reset`.
   pending<std::uint64_t> reset(request_options options = {}) const;
+
+  /// Same as the message `hand_over`.
+  pending<std::uint64_t> hand_over(request_options options = {}) const;
 
   /// Same as the message `shutdown`.
   void shutdown() const;

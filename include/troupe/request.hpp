@@ -25,7 +25,7 @@ namespace detail {
 using device_request =
     std::variant<const allocate*, const upload*, const download*, const fill*, const copy*,
                  const accept*, const launch*, const launch_callable*, const offer*, const claim*,
-                 const stats*, const reset*>;
+                 const stats*, const reset*, const hand_over*>;
 /// A request to a world.
 using world_request =
     std::variant<const all_reduce*, const reduce*, const broadcast*, const all_gather*,

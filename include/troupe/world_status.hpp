@@ -47,8 +47,8 @@ struct world_status {
   std::string name = {};
   world_phase phase = world_phase::building;
   std::uint64_t epoch = 0; ///< grows with each communicator
-  /// Grows with each change of the members; where a program drives the ranks, with each
-  /// communicator.
+  /// Grows with each change of the members, except when a device is handed over to its spare
+  /// (`device::hand_over`); where a program drives the ranks, with each communicator.
   std::uint64_t membership = 0;
   /// By rank; without absent ranks, which the world has lost (`loss_policy::shrink`).
   std::vector<world_member> members = {};

@@ -228,6 +228,10 @@ pending<std::uint64_t> device::reset(request_options options) const {
   return answer(core().reset(options));
 }
 
+pending<std::uint64_t> device::hand_over(request_options options) const {
+  return answer(core().hand_over(options));
+}
+
 void device::shutdown() const {
   core().shut_down(make_error(errc::unavailable, "the device was shut down"));
 }

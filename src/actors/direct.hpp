@@ -84,6 +84,9 @@ inline auto perform(const device_core& core, const claim& x) {
 }
 inline auto perform(const device_core& core, const stats& x) { return core.stats(x.options); }
 inline auto perform(const device_core& core, const reset& x) { return core.reset(x.options); }
+inline auto perform(const device_core& core, const hand_over& x) {
+  return core.hand_over(x.options);
+}
 
 template <class Request>
   requires std::is_convertible_v<const Request&, collective>

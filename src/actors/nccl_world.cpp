@@ -234,9 +234,9 @@ private:
   /// would need more memory than two. Direct communicators are small, so there is a standby as long
   /// as the world may restart.
   wish wanted() {
-    const auto now = core_->status();
-    if (now.phase == world_phase::building)
+    if (core_->needs_communicator())
       return retry_ ? wish::nothing : wish::communicator;
+    const auto now = core_->status();
     const bool direct = core_->main_way() == collective_way::direct;
     if (now.phase != world_phase::ready || preparation_retry_ ||
         (!direct && core_->communicators() != 1))

@@ -279,6 +279,12 @@ device_core::answer<std::uint64_t> device_core::reset(const request_options& opt
   return runtime_->reset(state().ordinal(), deadline_of(options));
 }
 
+device_core::answer<std::uint64_t> device_core::hand_over(const request_options& options) const {
+  if (auto error = check("hand_over"); error)
+    return refused_operation<std::uint64_t>("hand_over", std::move(error));
+  return runtime_->hand_over(state().ordinal(), deadline_of(options));
+}
+
 void device_core::shut_down(const caf::error& why) const {
   if (auto error = check("shutdown"); error)
     return log(log_level::warning, "no device was shut down", error);

@@ -91,6 +91,7 @@ public:
                             const request_options& options) const;
   answer<device_stats> stats(const request_options& options) const;
   answer<std::uint64_t> reset(const request_options& options) const;
+  answer<std::uint64_t> hand_over(const request_options& options) const;
   answer<nothing> record_flight(const std::string& path, const request_options& options) const;
   void shut_down(const caf::error& why) const;
 

@@ -134,6 +134,11 @@ void lane::request_revival() noexcept {
   wake();
 }
 
+void lane::request_move() noexcept {
+  move_requested_.store(true);
+  wake();
+}
+
 void lane::request_stop() noexcept {
   if (!stop_requested_.load()) // from then on the lane may end and release its device
     device_->interrupt();

@@ -57,6 +57,9 @@ public:
   virtual void on_memory_lost(lane& where, const caf::error& why) noexcept = 0;
   /// Called with what a lost process was doing. The owner ends it.
   virtual void on_lost_process(lane& where, lost_process x) noexcept = 0;
+  /// Called once for each `lane::request_move`. After an error the device is not on its spare,
+  /// unless it was lost: then the error is the loss.
+  virtual void on_moved(lane& where, const caf::error& why) noexcept = 0;
 };
 
 /// @thread client functions: any; functions for operations: the lane itself
@@ -87,11 +90,12 @@ public:
   /// and the lane will not get to it soon: the lane has ended, or waits for its device to come
   /// back. `wake_to_work` follows.
   bool submit(locked, part& p) noexcept;
-  /// Returns whether the device is lost, and not open again yet. Operations that have parts on the
-  /// lane are held until then: on the lane they could not be dropped.
+  /// Returns whether the device is lost, and not open again yet, or is handed over to its spare.
+  /// Operations that have parts on the lane are held until then: after a loss they could not be
+  /// dropped on the lane, and work of a handed over device has to end.
   bool is_away(locked) const noexcept { return away_; }
-  /// Notes that the device is lost, after the operation with this position was admitted. Returns
-  /// the position of the first such note since it was there.
+  /// Notes that the device is lost or handed over, after the operation with this position was
+  /// admitted. Returns the position of the first such note since it was there.
   std::uint64_t go_away(locked, std::uint64_t position) noexcept {
     if (!away_.exchange(true))
       away_since_ = position;
@@ -134,6 +138,9 @@ public:
   /// Drops the work on a lost device, opens the device again, and publishes it. The state was
   /// closed before, and the operations that used the device were failed.
   void request_revival() noexcept;
+  /// Moves the device to its spare once the lane has no more parts. It is away, so no part comes
+  /// meanwhile. Nothing but the lane uses its process any more.
+  void request_move() noexcept;
   /// Frees everything once nothing is in flight, and ends the thread. The state was closed before.
   void request_stop() noexcept;
   /// Waits for the thread to end. Returns false if it did not end in time: it is abandoned, and
@@ -267,6 +274,11 @@ private:
   bool is_known_done(const part& p) noexcept;
   caf::error take_over_memory();
   void revive();
+  bool serve_move();
+  caf::error move_now();
+  void stay();
+  void forget(const std::vector<event_view>& events) noexcept;
+  void give_up_device() noexcept;
   bool drain_released();
   void abandon_now() noexcept;
   /// Makes the stream of `p`, if most lanes do not need it.
@@ -348,7 +360,7 @@ private:
   std::atomic<bool> signalled_{false};
   std::atomic<bool> parked_{false};
   bool closed_ = false; // no thread takes parts from the inbox any more; under the admission lock
-  /// The lane is getting a lost device back. The lane reads it without the lock.
+  /// As `is_away`. The lane reads it without the lock.
   std::atomic<bool> away_{false};
   std::uint64_t away_since_ = 0;                     // under the admission lock
   alignas(64) std::atomic<std::size_t> expected_{0}; // parts; under the admission lock
@@ -364,6 +376,7 @@ private:
   std::atomic<std::int64_t> connecting_until_{0};
   std::atomic<bool> reset_requested_{false};
   std::atomic<bool> revival_requested_{false};
+  std::atomic<bool> move_requested_{false};
   std::atomic<bool> stop_requested_{false};
   std::atomic<bool> abandoned_{false};
   flight_log record_;

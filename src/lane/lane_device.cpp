@@ -114,6 +114,8 @@ bool lane::serve_control() {
       revive();
     return true;
   }
+  if (serve_move())
+    return true;
   if (!reset_requested_.load(std::memory_order_relaxed) || !nothing_in_flight() ||
       state_->is_lent() || has_lost_work())
     return false;
@@ -258,20 +260,80 @@ void lane::revive() {
   // The remains of the old process may still write into the old rings, so there will be new ones.
   const auto events = std::exchange(events_, {});
   const std::array rings{std::move(upload_ring_), std::move(download_ring_)};
-  const bool is_up = come_up();
+  if (!come_up())
+    give_up_device();
+  if (move_requested_.exchange(false))
+    owner_.on_moved(*this, why);
   // Not before: it takes time, and requests wait.
-  for (auto event : events) // else the remains of the old process would be kept
-    static_cast<void>(note(device_->destroy_event(event)));
+  forget(events);
   for (auto& ring : rings)
     static_cast<void>(note(ring->close()));
-  if (!is_up) {
-    abandoned_.store(true);
-    {
-      admission_lock lock;
-      away_.store(false);
-    }
-    owner_.on_device_back(*this); // it takes what was held, and drops it
+}
+
+/// Destroys free events of a former process: else what is left of it would be kept.
+void lane::forget(const std::vector<event_view>& events) noexcept {
+  for (auto event : events)
+    static_cast<void>(note(device_->destroy_event(event)));
+}
+
+/// The device does not come back from being away.
+void lane::give_up_device() noexcept {
+  abandoned_.store(true);
+  {
+    admission_lock lock;
+    away_.store(false);
   }
+  owner_.on_device_back(*this); // it takes what was held, and drops it
+}
+
+/// Does what `request_move` asks for, if it can be done now or never. Returns whether it did.
+bool lane::serve_move() {
+  if (!move_requested_.load(std::memory_order_relaxed) || is_lost())
+    return false;
+  const bool is_ready = state_->phase() == device_phase::ready; // else it is reset or ends
+  if (is_ready && !(waiting_.empty() && nothing_in_flight() && inbox_.load() == nullptr))
+    return false;
+  move_requested_.store(false);
+  owner_.on_moved(*this, move_now());
+  return true;
+}
+
+/// Moves the device to its spare. All its work is done, and its memory stays.
+caf::error lane::move_now() {
+  {
+    admission_lock lock;
+    if (state_->phase() != device_phase::ready || !away_)
+      return state_->reason();
+    state_->leave_process();
+  }
+  auto error = state_->acquired() == 0
+                   ? device_->move_to_spare()
+                   : make_error({.code = errc::buffer_acquired,
+                                 .detail = "its worker's program has claimed memory meanwhile",
+                                 .device = state_->ordinal()});
+  if (error) {
+    stay();
+    return error;
+  }
+  streams_.forget_streams();
+  drain_released();
+  forget(std::exchange(events_, {}));
+  if (come_up())
+    return {};
+  give_up_device();
+  return state_->reason();
+}
+
+/// The device stays in its process after all.
+void lane::stay() {
+  {
+    admission_lock lock; // no report of a loss comes in between
+    away_.store(false);
+    state_->stay_in_process();
+  }
+  owner_.on_device_back(*this);
+  if (auto why = device_->loss()) // before: its owner may have ignored the loss
+    owner_.on_device_lost(*this, why);
 }
 
 bool lane::drain_released() {

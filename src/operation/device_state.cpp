@@ -109,6 +109,22 @@ void device_state::resume() {
     begin_incarnation();
 }
 
+void device_state::leave_process() noexcept {
+  std::lock_guard lock{mutex_};
+  if (has_ended())
+    return;
+  live_incarnation_.store(0, std::memory_order_release);
+  phase_.store(device_phase::resetting, std::memory_order_release);
+}
+
+void device_state::stay_in_process() noexcept {
+  std::lock_guard lock{mutex_};
+  if (has_ended())
+    return;
+  phase_.store(device_phase::ready, std::memory_order_release);
+  live_incarnation_.store(incarnation_.load(), std::memory_order_release);
+}
+
 bool device_state::has_ended() const noexcept {
   return phase() == device_phase::failed || phase() == device_phase::shut_down;
 }
@@ -210,6 +226,15 @@ std::shared_ptr<buffer> device_state::find_buffer(std::uint64_t id) const {
   std::lock_guard lock{buffers_mutex_};
   auto i = buffers_.find(id);
   return i != buffers_.end() ? i->second.lock() : nullptr;
+}
+
+bool device_state::has_borrowed() const {
+  std::vector<std::shared_ptr<buffer>> all; // destroyed without the lock
+  std::lock_guard lock{buffers_mutex_};
+  for (auto& [id, x] : buffers_)
+    if (auto there = x.lock())
+      all.push_back(std::move(there));
+  return std::ranges::any_of(all, [](auto& x) { return x->is_borrowed() && !x->stale(); });
 }
 
 void device_state::forget_buffer(std::uint64_t id) noexcept {

@@ -70,8 +70,14 @@ public:
   void lose_process(const caf::error& why);
   /// Begins a new generation, whose memory is ready (INV-8: last step).
   void publish();
-  /// After `lose_process`: the memory of this generation is ready again, in another process.
+  /// After `lose_process` or `leave_process`: the memory of this generation is ready again, in
+  /// another process.
   void resume();
+  /// Notes that the device, which is ready and has no work, is about to be in another process.
+  /// Watchers are told when it is there.
+  void leave_process() noexcept;
+  /// After `leave_process`: the device is ready where it was. For watchers nothing has changed.
+  void stay_in_process() noexcept;
   /// Returns whether the operation with this position may have work in a process that is lost, and
   /// whose work may still use memory that was kept.
   bool is_lost(locked, std::uint64_t position) const noexcept {
@@ -113,6 +119,8 @@ public:
                                       std::function<void(void*)> deleter = {});
   std::shared_ptr<buffer> make_buffer(borrowed_memory memory);
   std::shared_ptr<buffer> find_buffer(std::uint64_t id) const;
+  /// Returns whether a handle refers to memory that its process lends.
+  bool has_borrowed() const;
   void forget_buffer(std::uint64_t id) noexcept;
 
 private:

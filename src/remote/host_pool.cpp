@@ -67,6 +67,11 @@ public:
   bool reaches(int from, int to) const noexcept override {
     return local_ && is_local(from) && is_local(to) && local_->reaches(from, to);
   }
+  /// @errors also errc::not_supported: the device is on another host
+  caf::error move_to_spare(int ordinal, const worker_link& spare) noexcept override {
+    return is_local(ordinal) ? local_->move_to_spare(ordinal, spare)
+                             : worker_pool::move_to_spare(ordinal, spare);
+  }
   void release(int ordinal) noexcept override;
   device_place place_of(int ordinal) const override;
 

@@ -289,6 +289,7 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
     state.close(device_phase::resetting, why);
   }
   watch_reset(*worker, generation, answer);
+  moves_.end(ordinal, why);
   note_closed(why);
   fail_users_of(ordinal, why, true);
   std::lock_guard lock{slots_mutex_};
@@ -296,6 +297,13 @@ std::shared_ptr<operation_of<std::uint64_t>> runtime::reset(int ordinal,
   s.reset_wanted = true;
   act_on_quiet(s);
   return answer;
+}
+
+std::shared_ptr<operation_of<std::uint64_t>> runtime::hand_over(int ordinal,
+                                                                clock::time_point deadline) {
+  auto worker = lane_of(ordinal);
+  return worker ? moves_.start(*worker, deadline)
+                : refused_operation<std::uint64_t>("hand_over", worker.error());
 }
 
 void runtime::watch_reset(const std::shared_ptr<lane>& worker, std::uint64_t generation,
@@ -339,6 +347,7 @@ void runtime::shut_down(int ordinal, const caf::error& why) {
     admission_lock lock;
     worker->state().close(device_phase::shut_down, why);
   }
+  moves_.end(ordinal, why);
   note_closed(why);
   fail_users_of(ordinal, why, false);
   std::lock_guard lock{slots_mutex_};
@@ -419,6 +428,7 @@ caf::error runtime::end_everything(const caf::error& why) noexcept {
 }
 
 void runtime::on_device_failed(lane& where, const caf::error& why) noexcept {
+  moves_.end(where.state().ordinal(), why);
   note_end(why);
   note_closed(why);
   fail_users_of(where.state().ordinal(), why, false);
@@ -478,6 +488,7 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
     std::lock_guard lock{slots_mutex_};
     slots_[static_cast<std::size_t>(state.ordinal())].reset_wanted = false;
   }
+  moves_.end(state.ordinal(), why);
   where.request_revival();
   admission_->go_on_soon(); // held requests may need ranks that are gone
 }
@@ -498,6 +509,18 @@ void runtime::on_lost_process(lane& where, lost_process x) noexcept {
     slots_[static_cast<std::size_t>(ordinal)].lost.push_back(std::move(x));
   }
   watch_lost(ordinal);
+}
+
+void runtime::on_moved(lane& where, const caf::error& why) noexcept {
+  const auto ordinal = where.state().ordinal();
+  if (!why) { // claims end with the former process
+    note_closed(make_error({.code = errc::worker_lost,
+                            .detail = "the device was handed over to its spare",
+                            .device = ordinal}));
+    for (auto* listener : listeners_)
+      listener->on_lost_work_over(ordinal);
+  }
+  moves_.on_moved(ordinal, why);
 }
 
 /// Ends lost processes whose work is over, one after the other, and looks again later if there are

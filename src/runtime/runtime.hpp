@@ -7,6 +7,7 @@
 #include "foundation/background.hpp"
 #include "lane/lane.hpp"
 #include "operation/operation.hpp"
+#include "runtime/handovers.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/runtime_options.hpp>
 
@@ -87,6 +88,9 @@ public:
 
   /// Begins the next generation of the device (INV-8). Answers when that is ready.
   std::shared_ptr<operation_of<std::uint64_t>> reset(int ordinal, clock::time_point deadline);
+  /// Moves the device to its spare, with its memory. Answers with its next incarnation.
+  std::shared_ptr<operation_of<std::uint64_t>> hand_over(int ordinal, clock::time_point deadline);
+  handovers& moves() noexcept { return moves_; }
   /// Shuts the device down; it has no next generation.
   void shut_down(int ordinal, const caf::error& why);
 
@@ -127,6 +131,7 @@ public:
   void on_device_back(lane& where) noexcept override;
   void on_memory_lost(lane& where, const caf::error& why) noexcept override;
   void on_lost_process(lane& where, lost_process x) noexcept override;
+  void on_moved(lane& where, const caf::error& why) noexcept override;
 
 private:
   caf::error check_ordinal(int x) const;
@@ -168,6 +173,7 @@ private:
   deadline_watch deadlines_;
   const std::shared_ptr<admission> admission_ = std::make_shared<admission>(deadlines_);
   background workers_;
+  handovers moves_{*this};
   std::shared_ptr<memory_exchange> memory_;
   std::mutex notes_mutex_;
   std::function<void(int, std::span<const std::byte>)> on_program_note_;

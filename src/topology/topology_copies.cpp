@@ -115,8 +115,14 @@ void topology_core::note_routes() noexcept {
         else if (access != peer_access::pending && back != peer_access::pending)
           route = copy_route::staged;
       }
-      routes_[from * size() + to].store(packed(route, generations_of(x)),
-                                        std::memory_order_release);
+      const auto in = generations_of(x);
+      auto& word = routes_[from * size() + to];
+      // A device with the same memory in another process is reached as before, also until it has
+      // connected again: copies that were admitted go on.
+      const auto before = word.load(std::memory_order_relaxed);
+      if (route == copy_route::pending && before == packed(route_in(before), in))
+        continue;
+      word.store(packed(route, in), std::memory_order_release);
     }
 }
 

@@ -37,6 +37,7 @@ void world_core::set_on_end(end_listener on_end, std::function<void()> on_gone,
   on_wanted_ = std::move(on_wanted);
   runtime_->watch_losses(
       weak_from_this(), [this](int device, const caf::error& why) { on_device_loss(device, why); });
+  runtime_->moves().add_listener(weak_from_this());
 }
 
 // -- building and connecting
@@ -49,6 +50,7 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
   {
     admission_lock lock;
     epoch = build_epoch_ = ++last_epoch_;
+    ++builds_;
     const auto lost = this->absent();
     for (std::size_t i = 0; i < lanes_.size(); ++i)
       if (lost.contains(i) && lanes_[i]->state().phase() != device_phase::ready)
@@ -67,18 +69,22 @@ std::uint64_t world_core::build(std::function<void(std::uint64_t, const caf::err
     }
   }
   auto job = [self = shared_from_this(), epoch, absent, members = std::move(members), what,
-              done = std::move(done)] {
+              then = std::move(done)] {
+    const auto end = [self, then](std::uint64_t of, const caf::error& why) {
+      --self->builds_;
+      then(of, why);
+    };
     auto built = self->build_of(self->ranks_without(absent));
     if (!built)
-      return done(epoch, self->end_on_fault(built.error()));
+      return end(epoch, self->end_on_fault(built.error()));
     auto target = self->adopt(epoch, absent, members, std::move(*built));
     if (!target)
-      return done(epoch, make_error(errc::unavailable,
-                                    "the world changed before this communicator was built"));
-    auto connected = [target, epoch, done](const caf::error& why) {
+      return end(epoch, make_error(errc::unavailable,
+                                   "the world changed before this communicator was built"));
+    auto connected = [target, epoch, end](const caf::error& why) {
       if (why)
         target->end(why); // refused or late: the next one must not find it on its lanes
-      done(epoch, why);
+      end(epoch, why);
     };
     if (self->main_way() == collective_way::direct)
       self->give_access(target, std::move(connected));

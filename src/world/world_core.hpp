@@ -29,7 +29,9 @@ namespace troupe::detail {
 
 class rank_request;
 
-class world_core final : public collective_world, public std::enable_shared_from_this<world_core> {
+class world_core final : public collective_world,
+                         public handover_listener,
+                         public std::enable_shared_from_this<world_core> {
 public:
   world_core(std::shared_ptr<runtime> runtime, std::string name,
              std::vector<std::shared_ptr<lane>> lanes, const world_limits& limits,
@@ -83,6 +85,7 @@ public:
   bool wants_preparation() const;
   /// All devices are ready again, one of them as its former spare: goes on with the standby built
   /// for that. Returns false if there is none: a communicator must be built; no standby is left.
+  /// Does nothing while a device is handed over.
   bool switch_to_spare();
   /// Returns whether an absent device is ready again, so that a communicator can include it.
   bool may_grow() const;
@@ -109,6 +112,14 @@ public:
   /// Goes on without a device that will not come back, if that is the policy.
   /// @return whether it does
   bool go_on_without_failed(int device);
+  /// Returns whether requests wait until a communicator is built. Not while a device is handed
+  /// over: one that is built then would have a rank in its former process.
+  bool needs_communicator() const;
+  caf::error check_handover(locked lock, int device) const override;
+  void begin_handover(locked lock, int device, const caf::error& why) override;
+  void leave_process(int device, const caf::error& why) override;
+  bool has_left(int device) const override;
+  void end_handover(int device, const caf::error& why) override;
   /// Returns the number of communicators on the devices, with those that have ended.
   int communicators() const noexcept { return communicators_.load(); }
 
@@ -196,6 +207,9 @@ private:
   bool switch_to_survivors(locked);
   void on_spare_lost(const std::shared_ptr<communicator>& which, std::size_t k);
   void discard_prepared();
+  bool switch_to_spare(locked lock, std::vector<std::shared_ptr<communicator>>& unused);
+  void go_on_after_switch();
+  void take_prepared(locked, std::vector<std::shared_ptr<communicator>>& to);
   bool is_current(communicator& x) const;
   bool is_ready(rank_set absent) const;
   bool has_standby(locked) const noexcept;
@@ -234,6 +248,7 @@ private:
   std::function<void()> on_wanted_;
   std::function<void(communicator&, const world_status&)> on_live_; // none: requests are made here
   std::atomic<int> communicators_{0};
+  std::atomic<int> builds_{0}; // that are not over, except of communicators beside
   // under the admission lock
   world_phase phase_ = world_phase::building;
   caf::error reason_;
@@ -243,7 +258,7 @@ private:
   std::uint64_t given_up_ = 0;    // the communicator of this epoch is not wanted any more
   std::uint64_t announced_ = 0;   // the last one passed to `on_live_`
   std::uint64_t first_epoch_ = 0; // the first one adopted, if other processes have ranks, too
-  std::uint64_t losses_ = 0;      // number of lost devices
+  std::uint64_t losses_ = 0;      // number of devices that were lost or handed over
   rank_set build_absent_;         // absent ranks of the latest `build`
   std::atomic<std::uint64_t> absent_{0}; // changes under the lock
   std::vector<world_member> members_;
@@ -257,6 +272,8 @@ private:
   std::shared_ptr<communicator> standby_;               // connected, and idle
   std::vector<std::shared_ptr<communicator>> prepared_; // the same, by the rank that may be lost
   std::vector<std::weak_ptr<communicator>> leaving_; // replaced; something may be pending on them
+  std::optional<int> handed_over_;                   // the device that is
+  std::shared_ptr<communicator> left_;               // for the handover, until that is over
   bool opened_ = false;                              // `open` has succeeded before
   bool spares_ready_ = false;
   object_pool<collective_operation> spare_operation_; // for the next request of all ranks

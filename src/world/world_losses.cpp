@@ -73,6 +73,7 @@ void world_core::prepare_for_loss(std::function<void(const caf::error&)> done) {
     admission_lock lock;
     first = last_epoch_ + 1;
     last_epoch_ += size();
+    ++builds_;
     membership = membership_;
     losses = losses_;
   }
@@ -81,6 +82,7 @@ void world_core::prepare_for_loss(std::function<void(const caf::error&)> done) {
         auto error = self->prepare_for_loss(first, membership, losses);
         if (error)
           self->discard_prepared(); // all of them or none
+        --self->builds_;
         done(error);
       });
 }
@@ -278,47 +280,59 @@ void world_core::on_spare_lost(const std::shared_ptr<communicator>& which, std::
 }
 
 void world_core::discard_prepared() {
-  std::vector<std::shared_ptr<communicator>> all(size());
-  {
-    admission_lock lock;
-    all.swap(prepared_);
-  }
+  std::vector<std::shared_ptr<communicator>> all;
+  take_prepared(admission_lock{}, all);
   for (auto& x : all)
-    if (x)
-      x->discard();
+    x->discard();
 }
 
 bool world_core::switch_to_spare() {
-  if (on_loss_ != loss_policy::failover)
-    return false;
-  std::vector<std::shared_ptr<communicator>> others(size());
+  std::vector<std::shared_ptr<communicator>> unused;
   bool switched = false;
   {
     admission_lock lock;
-    if (phase_ != world_phase::building || !is_ready({}))
-      return false;
-    // Standbys with another rank's spare have a lost rank.
-    for (auto& x : prepared_)
-      if (!switched && is_there(x) && is_current(*x)) {
-        current_ = std::move(x);
-        switched = true;
-      }
-    others.swap(prepared_);
-    if (switched) {
-      epoch_ = current_->epoch();
-      members_ = members_without(lock, {});
-      ++membership_;
-      phase_ = world_phase::ready;
-    }
+    switched = !handed_over_ && switch_to_spare(lock, unused);
   }
-  for (auto& x : others)
-    if (x)
-      x->discard();
+  for (auto& x : unused)
+    x->discard();
+  if (switched)
+    go_on_after_switch();
+  return switched;
+}
+
+/// Adds the standbys that are left to `unused`. Without a switch there is none, unless all devices
+/// are ready.
+bool world_core::switch_to_spare(locked lock, std::vector<std::shared_ptr<communicator>>& unused) {
+  if (on_loss_ != loss_policy::failover || phase_ != world_phase::building || !is_ready({}))
+    return false;
+  bool switched = false;
+  // Standbys with another rank's spare have a lost rank, or one on a former process.
+  for (auto& x : prepared_)
+    if (!switched && is_there(x) && is_current(*x)) {
+      current_ = std::move(x);
+      switched = true;
+    }
+  take_prepared(lock, unused);
   if (switched) {
-    runtime_->admissions().go_on();
-    announce();
+    epoch_ = current_->epoch();
+    auto members = members_without(lock, {});
+    if (members != members_ || on_live_)
+      ++membership_;
+    members_ = std::move(members);
+    phase_ = world_phase::ready;
   }
   return switched;
+}
+
+void world_core::go_on_after_switch() {
+  runtime_->admissions().go_on();
+  announce();
+}
+
+void world_core::take_prepared(locked, std::vector<std::shared_ptr<communicator>>& to) {
+  for (auto& x : prepared_)
+    if (x)
+      to.push_back(std::move(x));
 }
 
 bool world_core::is_current(communicator& x) const {

@@ -644,6 +644,7 @@ TEST_F(BadInput, DeadlineInThePast) {
                    allocate{1, dtype::int8, false, late}, errc::deadline_exceeded);
     expect_refused(devices[0].stats(late), stats{late}, errc::deadline_exceeded);
     expect_refused(devices[0].reset(late), reset{late}, errc::deadline_exceeded);
+    expect_refused(devices[0].hand_over(late), hand_over{late}, errc::deadline_exceeded);
   }
   EXPECT_EQ(devices[0].generation(), 1u);
 }

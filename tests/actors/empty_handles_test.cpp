@@ -52,6 +52,7 @@ void expect_empty(const device& d) {
   EXPECT_TRUE(has_code(answer_of(d.claim(gpu_token{})), wrong));
   EXPECT_TRUE(has_code(answer_of(d.stats()), wrong));
   EXPECT_TRUE(has_code(answer_of(d.reset()), wrong));
+  EXPECT_TRUE(has_code(answer_of(d.hand_over()), wrong));
   d.shutdown();
 }
 

@@ -208,6 +208,7 @@ protected:
   stats sample(type<stats>) const { return {options_}; }
   watch_generation sample(type<watch_generation>) const { return {}; }
   reset sample(type<reset>) const { return {options_}; }
+  hand_over sample(type<hand_over>) const { return {options_}; }
   shutdown sample(type<shutdown>) const { return {}; }
   get_status sample(type<get_status>) const { return {}; }
   subscribe sample(type<subscribe>) const { return {}; }

@@ -114,6 +114,32 @@ TEST(DeviceState, CountsEveryLife) {
   EXPECT_EQ(last, 500u);
 }
 
+// INV-8
+TEST(DeviceState, TellsOfAHandoverWhenItIsOver) {
+  device_state state{9, 3};
+  state.publish();
+  std::vector<change> seen;
+  state.watch(note(seen));
+  state.leave_process();
+  EXPECT_EQ(state.phase(), device_phase::resetting);
+  EXPECT_EQ(state.live_incarnation(), 0u);
+  EXPECT_EQ(state.live_generation(), 1u);
+  state.stay_in_process();
+  EXPECT_EQ(state.phase(), device_phase::ready);
+  EXPECT_EQ(state.live_incarnation(), 1u);
+  EXPECT_EQ(seen.size(), 1u);
+  state.leave_process();
+  state.resume();
+  EXPECT_EQ(state.live_incarnation(), 2u);
+  EXPECT_EQ(state.live_generation(), 1u);
+  EXPECT_EQ(seen, (std::vector<change>(2, {device_phase::ready, 1, {}})));
+  state.close(device_phase::shut_down, why);
+  state.leave_process();
+  state.stay_in_process();
+  EXPECT_EQ(state.phase(), device_phase::shut_down);
+  EXPECT_EQ(state.live_incarnation(), 0u);
+}
+
 TEST(DeviceState, FindsBuffersByNumberWhileTheyLive) {
   const auto state = std::make_shared<device_state>(9, 3);
   state->publish();

@@ -250,6 +250,15 @@ TEST(Hosts, MoveContent) {
   EXPECT_TRUE(other_memory{d}.is_there());
 }
 
+TEST(Hosts, KeepTheirDevices) {
+  test_fleet fleet;
+  test_system system{fleet.system()};
+  auto d = must(device::open(system, 3));
+  EXPECT_TRUE(has_code(answer_of(d.hand_over()), errc::not_supported));
+  EXPECT_TRUE(works(d));
+  EXPECT_EQ(must(answer_of(must(device::open(system, 0)).hand_over())), 2U);
+}
+
 TEST(Hosts, PinnedMemoryGoesBothWays) {
   test_fleet fleet;
   test_system system{fleet.system()};

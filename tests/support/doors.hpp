@@ -93,6 +93,10 @@ public:
     ways_->spares.pass();
     return inner_->provide_spare(ordinal);
   }
+  caf::error prepare_move(int ordinal) noexcept override {
+    ways_->spares.pass();
+    return inner_->prepare_move(ordinal);
+  }
 
 private:
   std::shared_ptr<doors> ways_;

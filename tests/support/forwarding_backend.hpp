@@ -102,6 +102,7 @@ public:
   }
   std::function<bool()> lost_work() const noexcept override { return inner_->lost_work(); }
   caf::error take_over() noexcept override { return inner_->take_over(); }
+  caf::error move_to_spare() noexcept override { return inner_->move_to_spare(); }
   bool runs_cuda() const noexcept override { return inner_->runs_cuda(); }
   bool signals_completion() const noexcept override { return inner_->signals_completion(); }
   void set_completion_signal(std::function<void()> signal) noexcept override {
@@ -162,6 +163,7 @@ public:
     return inner_->destroy(std::move(ranks));
   }
   caf::error provide_spare(int ordinal) noexcept override { return inner_->provide_spare(ordinal); }
+  caf::error prepare_move(int ordinal) noexcept override { return inner_->prepare_move(ordinal); }
   bool is_current(const backend_communicator& rank, int ordinal) const noexcept override {
     return inner_->is_current(rank, ordinal);
   }

@@ -48,6 +48,7 @@ struct launch;
 struct stats;
 struct watch_generation;
 struct reset;
+struct hand_over;
 struct shutdown;
 struct get_status;
 struct subscribe;
@@ -176,6 +177,7 @@ CAF_ADD_TYPE_ID(troupe, (troupe::offer))
 CAF_ADD_TYPE_ID(troupe, (troupe::claim))
 CAF_ADD_TYPE_ID(troupe, (troupe::room_policy))
 CAF_ADD_TYPE_ID(troupe, (troupe::accept))
+CAF_ADD_TYPE_ID(troupe, (troupe::hand_over))
 CAF_END_TYPE_ID_BLOCK(troupe)
 
 // Messages for use within one process only. They have no serialized form, and the configuration

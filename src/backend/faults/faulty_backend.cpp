@@ -175,6 +175,7 @@ public:
   }
 
   caf::error provide_spare(int ordinal) noexcept override { return inner_->provide_spare(ordinal); }
+  caf::error prepare_move(int ordinal) noexcept override { return inner_->prepare_move(ordinal); }
 
   bool is_current(const backend_communicator& rank, int ordinal) const noexcept override {
     return inner_->is_current(static_cast<const faulty_communicator&>(rank).inner(), ordinal);

@@ -228,6 +228,7 @@ public:
   }
   std::function<bool()> lost_work() const noexcept override { return inner_->lost_work(); }
   caf::error take_over() noexcept override { return inner_->take_over(); }
+  caf::error move_to_spare() noexcept override { return inner_->move_to_spare(); }
 
   bool runs_cuda() const noexcept override { return inner_->runs_cuda(); }
 

@@ -24,6 +24,8 @@ using clock = std::chrono::steady_clock;
 
 /// How long a worker may take to end after the stop command before it is killed.
 constexpr std::chrono::seconds stop_limit{2};
+/// How long the ranks of communicators in a worker may take to end before the worker is stopped.
+constexpr std::chrono::seconds ranks_limit{10};
 /// How long to wait for the end of a killed worker.
 constexpr std::chrono::seconds kill_limit{2};
 /// How long a message may take to be sent to a worker without a call limit.
@@ -325,6 +327,12 @@ void process_pool::end(running& x, const caf::error& why) noexcept {
   x = {};
 }
 
+void process_pool::end_in_order(running& x, const caf::error& why) noexcept {
+  if (x.link && !x.link->lost() && !x.link->tell(command::stop))
+    static_cast<void>(x.of->process->wait_exit(clock::now() + stop_limit)); // else killed below
+  end(x, why);
+}
+
 void process_pool::end_all(std::vector<running> lost) noexcept {
   for (auto& x : lost)
     end(x, x.link->loss());
@@ -337,6 +345,25 @@ void process_pool::end_soon(std::vector<running> lost) noexcept {
   const auto end = [self = shared_from_this(), all] { self->end_all(std::move(*all)); };
   if (start_detached_thread(end, "to end workers"))
     end(); // no thread is available: end them on this one
+}
+
+void process_pool::end_former(running former) noexcept {
+  const auto all = std::make_shared<running>(std::move(former));
+  const auto end = [self = shared_from_this(), all] {
+    static_cast<void>(all->link->ranks().wait_for_none(ranks_limit)); // else they end with it
+    self->end_in_order(*all, make_error(errc::unavailable, "the device has moved to its spare"));
+  };
+  if (start_detached_thread(end, "to end a worker"))
+    end(); // no thread is available: end it on this one
+}
+
+caf::error process_pool::move_to_spare(int ordinal, const worker_link& spare) noexcept {
+  auto former = slot_of(ordinal).move_to_spare(spare);
+  if (!former)
+    return lost_worker(ordinal, "its worker or its spare was lost before it could move");
+  former->link->ignore_programs();
+  end_former(std::move(*former));
+  return {};
 }
 
 caf::expected<std::shared_ptr<worker_link>>
@@ -371,11 +398,7 @@ void process_pool::release(int ordinal) noexcept {
   slot_of(ordinal).release([this](running now, running spare, std::vector<running> lost) {
     end(spare, make_error(errc::unavailable, "the device's spare is not needed any more"));
     end_all(std::move(lost));
-    if (!now.link)
-      return;
-    if (!now.link->lost() && !now.link->tell(command::stop))
-      static_cast<void>(now.of->process->wait_exit(clock::now() + stop_limit)); // else killed below
-    end(now, make_error(errc::unavailable, "the device's worker was stopped"));
+    end_in_order(now, make_error(errc::unavailable, "the device's worker was stopped"));
   });
 }
 

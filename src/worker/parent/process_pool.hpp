@@ -35,6 +35,7 @@ public:
   std::shared_ptr<worker_link> spare(int ordinal) const noexcept override {
     return slot_of(ordinal).spare();
   }
+  caf::error move_to_spare(int ordinal, const worker_link& spare) noexcept override;
   void release(int ordinal) noexcept override;
   bool reaches(int from, int to) const noexcept override;
 
@@ -59,9 +60,13 @@ private:
   /// Starts a worker as a spare.
   caf::expected<running> start_warm(int ordinal, const std::stop_token& stop) noexcept;
   void end(running& x, const caf::error& why) noexcept;
+  /// Lets the worker end by itself, as far as it does in time.
+  void end_in_order(running& x, const caf::error& why) noexcept;
   void end_all(std::vector<running> lost) noexcept;
   /// Does the same on a thread of its own, because it waits for processes to be gone.
   void end_soon(std::vector<running> lost) noexcept;
+  /// Ends the former worker of a device that has moved to its spare, on a thread of its own.
+  void end_former(running former) noexcept;
   worker_slot<running>& slot_of(int ordinal) const noexcept {
     return *slots_[static_cast<std::size_t>(ordinal)];
   }

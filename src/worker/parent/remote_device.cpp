@@ -117,6 +117,22 @@ caf::error remote_device::take_over() noexcept {
   return slabs_->move_to(link_);
 }
 
+caf::error remote_device::move_to_spare() noexcept {
+  const auto spare = pool_->spare(ordinal_);
+  if (!spare)
+    return fail(errc::unavailable, "the device has no spare");
+  if (auto error = slabs_->prepare(spare))
+    return error;
+  on_loss_->of.store(spare.get()); // first: the end of the former worker is no loss
+  if (auto error = pool_->move_to_spare(ordinal_, *spare)) {
+    on_loss_->of.store(link_.get()); // the caller looks whether that was lost meanwhile
+    return error;
+  }
+  link_ = spare; // `bind` opens the device there; the memory is trusted as before
+  tells_loss_ = false;
+  return {};
+}
+
 caf::error remote_device::close_memory() noexcept {
   auto error = slabs_->clear();
   keep_first(error, link_->run(command::close_memory));

@@ -87,6 +87,7 @@ public:
     return [of = link_] { return of->is_reaped(); };
   }
   caf::error take_over() noexcept override;
+  caf::error move_to_spare() noexcept override;
 
   bool runs_cuda() const noexcept override { return false; }
   bool signals_completion() const noexcept override { return false; }
@@ -124,8 +125,13 @@ private:
 class remote_communicator : public backend_communicator {
 public:
   remote_communicator(std::shared_ptr<worker_link> link, communicator_key key)
-      : link_(std::move(link)), key_(key) {}
-  ~remote_communicator() override { link_->forget(loss_listener_); }
+      : link_(std::move(link)), key_(key) {
+    link_->ranks().begin();
+  }
+  ~remote_communicator() override {
+    link_->forget(loss_listener_);
+    link_->ranks().end();
+  }
   remote_communicator(const remote_communicator&) = delete;
   remote_communicator& operator=(const remote_communicator&) = delete;
 

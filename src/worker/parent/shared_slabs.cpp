@@ -4,6 +4,7 @@
 #include "worker/parent/worker_link.hpp"
 
 #include <algorithm>
+#include <condition_variable>
 #include <functional>
 #include <iterator>
 #include <optional>
@@ -81,24 +82,6 @@ void slab_addresses::leave_window(void* address) noexcept {
   const std::lock_guard lock{mutex_};
   if (next_ / memory_slab::window == window)
     next_ = (window + 1) * memory_slab::window;
-}
-
-// -- open_count
-
-void open_count::begin() noexcept {
-  const std::lock_guard lock{mutex_};
-  ++open_;
-}
-
-void open_count::end() noexcept {
-  const std::lock_guard lock{mutex_};
-  if (--open_ == 0)
-    none_.notify_all();
-}
-
-bool open_count::wait_for_none(std::chrono::nanoseconds limit) noexcept {
-  std::unique_lock lock{mutex_};
-  return none_.wait_for(lock, limit, [this] { return open_ == 0; });
 }
 
 // -- slabs

@@ -2,11 +2,11 @@
 #pragma once
 
 #include "foundation/file_descriptor.hpp"
+#include "worker/parent/open_count.hpp"
 #include "worker/protocol/protocol.hpp"
 #include <troupe/backend.hpp>
 
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -42,21 +42,6 @@ private:
   std::mutex mutex_;
   std::map<std::uintptr_t, std::uintptr_t> taken_; ///< begin to end
   std::uintptr_t next_ = 0; ///< given back addresses are used again as late as possible
-};
-
-/// Counts what has begun and is not over.
-/// @thread any
-class open_count {
-public:
-  void begin() noexcept;
-  void end() noexcept;
-  /// Returns false if some were open all the time.
-  bool wait_for_none(std::chrono::nanoseconds limit) noexcept;
-
-private:
-  std::mutex mutex_;
-  std::condition_variable none_;
-  std::size_t open_ = 0;
 };
 
 /// A slab that workers may have mapped, beside the one that made it. Its destructor tells them to

@@ -502,6 +502,25 @@ caf::error worker_backend::provide_spare(int ordinal) noexcept {
   return spare ? admit_spare(ordinal, spare) : caf::error{};
 }
 
+caf::error worker_backend::prepare_move(int ordinal) noexcept {
+  if (auto error = check(ordinal))
+    return error;
+  const auto memory = pool_->memory_of(ordinal);
+  if (!memory || !memory->are_possible())
+    return make_error({.code = errc::not_supported,
+                       .detail = "the device's memory is in its worker alone: this process holds "
+                                 "only memory of its host's devices, if the driver can share it",
+                       .device = ordinal});
+  if (auto error = pool_->provide_spare(ordinal))
+    return error;
+  const auto spare = pool_->spare(ordinal);
+  if (!spare)
+    return lost_worker(ordinal, "the device has no spare");
+  if (auto error = memory->prepare(spare))
+    return error;
+  return admit_spare(ordinal, spare);
+}
+
 caf::error worker_backend::tell(int ordinal, std::span<const std::byte> what) noexcept {
   if (auto error = check(ordinal))
     return error;

@@ -35,6 +35,7 @@ public:
   caf::expected<communicator_ranks>
   build_direct(std::span<const local_rank> ranks) noexcept override;
   caf::error provide_spare(int ordinal) noexcept override;
+  caf::error prepare_move(int ordinal) noexcept override;
   caf::error tell(int ordinal, std::span<const std::byte> what) noexcept override;
   void set_listener(
       std::function<void(int ordinal, std::span<const std::byte> what)> f) noexcept override {

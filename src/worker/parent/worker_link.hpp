@@ -2,6 +2,7 @@
 #pragma once
 
 #include "foundation/file_descriptor.hpp"
+#include "worker/parent/open_count.hpp"
 #include "worker/protocol/command_ring.hpp"
 #include "worker/protocol/protocol.hpp"
 #include <troupe/backend.hpp>
@@ -176,6 +177,11 @@ public:
   /// Does the same for an impossible value from the worker.
   void give_up_nonsense(std::string_view what) noexcept;
 
+  /// Counts the ranks of communicators that this process has in the worker.
+  open_count& ranks() noexcept { return ranks_; }
+  /// Ignores messages from the worker's programs from now on: another worker has the device.
+  void ignore_programs() noexcept { ignores_programs_.store(true); }
+
   bool lost() const noexcept override { return lost_.load(std::memory_order_acquire); }
   bool has_ended() const noexcept override { return control_->has_ended(); }
   /// As `control_sender::pid`.
@@ -230,6 +236,8 @@ private:
   std::vector<std::uint64_t> done_at_loss_; ///< `link_area::done`; set before `lost_`
   std::vector<std::uint64_t> free_events_;
 
+  open_count ranks_;
+  std::atomic<bool> ignores_programs_{false};
   std::atomic<bool> lost_{false};
   std::atomic<bool> is_reaped_{false};
   mutable std::mutex mutex_;

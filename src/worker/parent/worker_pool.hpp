@@ -43,6 +43,16 @@ public:
   virtual caf::error provide_spare(int ordinal, const std::stop_token& stop = {}) noexcept = 0;
   /// Returns the spare of a device, if there is one.
   virtual std::shared_ptr<worker_link> spare(int ordinal) const noexcept = 0;
+  /// Makes `spare`, the spare of a device, its worker. The former one is ended in the background,
+  /// when no rank of a communicator is in it any more.
+  /// @errors errc::worker_lost: the worker is lost, or `spare` is not the spare any more; nothing
+  ///         has changed; errc::not_supported
+  virtual caf::error move_to_spare(int ordinal, const worker_link& spare) noexcept {
+    static_cast<void>(spare);
+    return make_error({.code = errc::not_supported,
+                       .detail = "the device cannot be moved to its spare",
+                       .device = ordinal});
+  }
   /// Stops the worker of a device that needs it no more. Blocks.
   virtual void release(int ordinal) noexcept = 0;
 

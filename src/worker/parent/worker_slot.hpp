@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stop_token>
 #include <utility>
 #include <vector>
@@ -60,6 +61,14 @@ public:
       spare_ = std::move(*started);
       return {};
     });
+  }
+  /// Makes `spare` the worker. Returns the former one; none: it is lost, or `spare` is not the
+  /// spare any more.
+  std::optional<Running> move_to_spare(const worker_link& spare) {
+    std::lock_guard lock{mutex_};
+    if (!is_there(now_) || !is_there(spare_) || spare_.link.get() != &spare)
+      return std::nullopt;
+    return std::exchange(now_, std::exchange(spare_, {}));
   }
   /// Cancels starts and gives the worker, the spare and the lost workers to `end`.
   template <class End> void release(End end) {

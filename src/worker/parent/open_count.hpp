@@ -1,0 +1,25 @@
+/// Counts what has begun and is not over.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <mutex>
+
+namespace troupe::detail {
+
+/// @thread any
+class open_count {
+public:
+  void begin() noexcept;
+  void end() noexcept;
+  /// Returns false if some were open all the time.
+  bool wait_for_none(std::chrono::nanoseconds limit) noexcept;
+
+private:
+  std::mutex mutex_;
+  std::condition_variable none_;
+  std::size_t open_ = 0;
+};
+
+} // namespace troupe::detail
