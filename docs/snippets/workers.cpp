@@ -110,6 +110,15 @@ int run(int argc, char** argv) {
     // [hand_over]
     check(must(std::move(life)) == 2, "the incarnation");
     check(!refs[0].stale(), "the handle");
+    const auto sums = must(w.allocate<float>(count));
+    // [retries]
+    const troupe::request_options again{.deadline = 10s, .max_retries = 5};
+    w.fill(refs, 3, again);
+    auto sum = w.all_reduce(refs, sums, again).wait(); // a lost worker costs time, and no error
+    // [retries]
+    must(std::move(sum));
+    check(must(w.device_of(0).download(sums[0]))[0] == static_cast<float>(3 * w.size()),
+          "the sum of requests that are made again");
   }
   caf::scoped_actor self{sys};
   // [program]

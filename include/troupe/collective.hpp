@@ -46,6 +46,16 @@ struct request_options {
   /// one left skipped (errc::skipped), and its success ends that mark. Further attempts also name
   /// the first request.
   std::uint64_t retry_of = 0;
+  /// How often a request that a loss has ended (errc::worker_lost) is made again, at most; 0:
+  /// never. An attempt of which nothing was issued does not count. Requests that are made again
+  /// keep their order. They wait for their devices, within the `deadline` of the request, which is
+  /// answered once: with the result of the last attempt. A request is not made again if memory that
+  /// it uses is gone or cannot be read, or if another request that is not made again was to write
+  /// to one of its buffers after it. The error says so. Only for fills, uploads, copies, launches,
+  /// and collectives and groups of all ranks.
+  /// @errors errc::invalid_argument: the request reads memory that it writes; errc::not_supported:
+  ///         requests of this kind cannot be made again
+  std::uint32_t max_retries = 0;
 };
 
 template <class Inspector>
@@ -53,7 +63,8 @@ detail::inspect_result<Inspector> inspect(Inspector& f, request_options& x) {
   using detail::field;
   return detail::fields(f, x, "troupe::request_options", field("deadline", x.deadline),
                         field("membership", x.membership), field("allow_shrunk", x.allow_shrunk),
-                        field("room", x.room), field("retry_of", x.retry_of));
+                        field("room", x.room), field("retry_of", x.retry_of),
+                        field("max_retries", x.max_retries));
 }
 
 /// The way that a collective went: by NCCL, or by kernels of the library (`collectives_policy`).

@@ -70,16 +70,58 @@ caf::error admission::admit(const std::shared_ptr<operation>& op, room_policy ro
     return refusal;
   }
   if (held)
-    op->on_answer([self = weak_from_this(), held = std::weak_ptr{op}] {
-      // Operations behind it need not wait for one that completes before it is on the lanes.
-      if (auto x = held.lock(); x && !x->on_lanes())
-        if (auto alive = self.lock())
-          alive->go_on_soon();
-    });
+    watch_held(op);
   else
     lane::wake_to_work(op->parts());
   process_retired.free_all(); // while the lanes work
   return {};
+}
+
+/// Operations behind `op` need not wait for it if it completes before it is on the lanes.
+void admission::watch_held(const std::shared_ptr<operation>& op) {
+  op->on_answer([self = weak_from_this(), held = std::weak_ptr{op}] {
+    if (auto x = held.lock(); x && !x->on_lanes())
+      if (auto alive = self.lock())
+        alive->go_on_soon();
+  });
+}
+
+bool admission::admit_again(std::span<retry> all, std::optional<std::size_t> expected) {
+  const auto now = clock::now();
+  operations held;
+  deferred_actions after;
+  bool complete = true;
+  {
+    admission_lock lock;
+    bring_up_to_date(lock, after);
+    if (expected && retries_.waiting() != *expected) {
+      all = {};
+      complete = false;
+    }
+    retry_order::check(lock, all);
+    for (auto& x : all) {
+      if (x.refusal) // its former attempt leaves its marks in its place in the order
+        continue;
+      bool waits = false;
+      x.refusal = check_deadline(*x.attempt, now);
+      if (!x.refusal)
+        x.refusal = place_now(lock, x.attempt, queue_bound::second, now.time_since_epoch().count(),
+                              waits, after);
+      if (x.refusal) // earlier attempts overwrite the marks of the former one
+        x.attempt->mark_refused(lock, x.refusal);
+      else
+        x.attempt->retries()->end_wait();
+      if (waits)
+        held.push_back(x.attempt);
+    }
+  }
+  finish(after);
+  for (auto& x : held)
+    watch_held(x);
+  for (auto& x : all)
+    if (!x.refusal)
+      lane::wake_to_work(x.attempt->parts());
+  return complete;
 }
 
 caf::error admission::admit(const std::shared_ptr<operation>& op, room_choice how, bool& held) {
@@ -120,6 +162,14 @@ room_maker admission::who_makes_room(locked lock, const lane& full) const {
 
 caf::error admission::place(locked lock, const std::shared_ptr<operation>& op, queue_bound bound,
                             std::int64_t now, bool& held, deferred_actions& after) {
+  if (op->retries() != nullptr && retries_.defers(lock))
+    return retries_.defer(lock, *op);
+  return place_now(lock, op, bound, now, held, after);
+}
+
+caf::error admission::place_now(locked lock, const std::shared_ptr<operation>& op,
+                                queue_bound bound, std::int64_t now, bool& held,
+                                deferred_actions& after) {
   if (auto error = check_lanes(lock, *op, op->bounded(), bound); error)
     return error;
   if (auto error = op->on_check(lock); error)
@@ -144,6 +194,8 @@ void admission::commit(locked lock, const std::shared_ptr<operation>& op, std::i
   order_uses(lock, op, around, op->uses(), may_be_held);
   for (auto& u : op->uses()) // only after all are ordered: uses of one operation do not conflict
     note_use(lock, op, around, u, ++last_access_, may_be_held);
+  if (op->retries() != nullptr)
+    retries_.note_admitted(lock, *op);
   expect_parts(lock, *op);
   held = waits || !around.behind.empty();
   if (held)

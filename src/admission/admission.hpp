@@ -3,6 +3,7 @@
 #pragma once
 
 #include "admission/held_operations.hpp"
+#include "admission/retry_order.hpp"
 #include "operation/operation.hpp"
 #include "operation/room.hpp"
 
@@ -10,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -83,6 +85,16 @@ public:
   ///         validation
   caf::error admit(const std::shared_ptr<operation>& op, room_policy room = room_policy::wait);
 
+  /// Admits further attempts of requests that may be made again, in this order and in one step,
+  /// or refuses them one by one (`retry::refusal`). Returns false, and does nothing, if not as many
+  /// requests as `expected` wait for another attempt.
+  bool admit_again(std::span<retry> all, std::optional<std::size_t> expected);
+  retry_order& retries(locked) noexcept { return retries_; }
+  /// As `retry_order::new_record`.
+  std::shared_ptr<retry_record> new_retry_record() const { return retries_.new_record(); }
+  /// As `retry_order::losses`.
+  std::uint64_t losses() const noexcept { return retries_.losses(); }
+
   /// Enqueues one submission of a joint operation, without the admission lock. The next thread that
   /// takes the lock drains the queue first (`drain`), so this submission precedes every
   /// later request. The operation is sent to the lanes with the last of its submissions.
@@ -143,6 +155,10 @@ private:
   room_maker who_makes_room(locked lock, const operation& op, queue_bound bound) const;
   caf::error place(locked lock, const std::shared_ptr<operation>& op, queue_bound bound,
                    std::int64_t now, bool& held, deferred_actions& after);
+  /// The same for an operation that is not deferred.
+  caf::error place_now(locked lock, const std::shared_ptr<operation>& op, queue_bound bound,
+                       std::int64_t now, bool& held, deferred_actions& after);
+  void watch_held(const std::shared_ptr<operation>& op);
   /// Gives a checked operation its position. Sets `held` if the operation is not on the lanes yet.
   void commit(locked lock, const std::shared_ptr<operation>& op, std::int64_t now, bool& held,
               deferred_actions& after);
@@ -163,7 +179,8 @@ private:
   void release(bool all) noexcept;
 
   deadline_watch& deadlines_;
-  held_operations held_;          // under the admission lock, as the next two
+  held_operations held_; // under the admission lock, as the next three
+  retry_order retries_;
   std::uint64_t last_access_ = 0; // the last `access::since`
   std::uint64_t failed_ = 0;      // `operation::failed_off_lanes` at the last look
   std::atomic<std::size_t> asked_{0};

@@ -6,8 +6,11 @@
 #include "foundation/log.hpp"
 #include "operation/admission_lock.hpp"
 #include "operation/use_of.hpp"
+#include "runtime/retried_request.hpp"
 #include "sharing/lend_operation.hpp"
 #include "sharing/memory_exchange.hpp" // for memory()
+
+#include <type_traits>
 
 namespace troupe::detail {
 
@@ -18,6 +21,8 @@ clock::time_point device_core::deadline_of(const request_options& options) const
 template <class Operation, class... X>
 auto device_core::start(const char* verb, caf::error why, const request_options& options,
                         X&&... x) const -> answer<decltype(Operation::value)> {
+  if (!why)
+    why = check_no_retries(verb, options);
   if (why)
     return refused_operation<decltype(Operation::value)>(verb, std::move(why));
   auto op = std::make_shared<Operation>(std::forward<X>(x)...);
@@ -25,6 +30,28 @@ auto device_core::start(const char* verb, caf::error why, const request_options&
   op->parts()[0].on = worker_.get();
   runtime_->start(op, options);
   return op;
+}
+
+namespace {
+/// Returns the argument of a further attempt.
+template <class X> const X& again(const X& x) { return x; }
+std::shared_ptr<host_range> again(const std::shared_ptr<host_range>& x) { return x->again(); }
+} // namespace
+
+template <class Operation, class... X>
+device_core::answer<nothing> device_core::start_repeatable(const char* verb, caf::error why,
+                                                           const request_options& options,
+                                                           X&&... x) const {
+  if (why || options.max_retries == 0)
+    return start<Operation>(verb, std::move(why), options, std::forward<X>(x)...);
+  auto make = [worker = worker_, ... x = std::decay_t<X>(std::forward<X>(x))]() -> answer<nothing> {
+    auto op = std::make_shared<Operation>(again(x)...);
+    op->parts()[0].on = worker.get();
+    return op;
+  };
+  auto first = make();
+  first->deadline = deadline_of(options);
+  return start_retried(runtime_, first, options, std::move(make));
 }
 
 caf::error device_core::refuse(const char* verb, errc code, std::string detail) const {
@@ -87,7 +114,10 @@ device_core::answer<nothing> device_core::transfer_host(transfer::direction way,
                uploads ? on_host + " bytes for a buffer of " + on_device
                        : "a buffer of " + on_device + " bytes into " + on_host);
   }
-  return start<transfer_operation>(verb, std::move(error), options, way, ref, std::move(host));
+  if (!uploads)
+    return start<transfer_operation>(verb, std::move(error), options, way, ref, std::move(host));
+  return start_repeatable<transfer_operation>(verb, std::move(error), options, way, ref,
+                                              std::move(host));
 }
 
 device_core::answer<nothing> device_core::fill(const any_gpu_ref& target, const scalar& element,
@@ -99,8 +129,8 @@ device_core::answer<nothing> device_core::fill(const any_gpu_ref& target, const 
                             : std::string{"no element"}) +
                        " for a buffer of " + std::string{to_string(target.type())});
   const auto bytes = element.bytes();
-  return start<fill_operation>("fill", std::move(error), options, target,
-                               std::vector<std::byte>{bytes.begin(), bytes.end()});
+  return start_repeatable<fill_operation>("fill", std::move(error), options, target,
+                                          std::vector<std::byte>{bytes.begin(), bytes.end()});
 }
 
 device_core::answer<nothing> device_core::copy(const any_gpu_ref& target, const any_gpu_ref& source,
@@ -114,7 +144,7 @@ device_core::answer<nothing> device_core::copy(const any_gpu_ref& target, const 
                        " bytes and a target of " + std::to_string(target.size_bytes()));
   if (!error && overlap(target, source))
     error = refuse("copy", errc::invalid_argument, "source and target overlap");
-  return start<copy_operation>("copy", std::move(error), options, target, source);
+  return start_repeatable<copy_operation>("copy", std::move(error), options, target, source);
 }
 
 device_core::answer<nothing> device_core::accept(const any_gpu_ref& ref,
@@ -142,8 +172,8 @@ device_core::answer<nothing> device_core::launch(launch_function function,
   if (!error && worker_->is_remote())
     error = refuse("launch", errc::not_supported,
                    "the device lives in another process: register the launch there");
-  return start<launch_operation>("launch", std::move(error), options, std::move(function), reads,
-                                 writes);
+  return start_repeatable<launch_operation>("launch", std::move(error), options,
+                                            std::move(function), reads, writes);
 }
 
 device_core::answer<nothing> device_core::launch(const std::string& name,
@@ -155,8 +185,8 @@ device_core::answer<nothing> device_core::launch(const std::string& name,
   const auto bytes = std::as_bytes(arguments);
   std::vector<std::byte> own{bytes.begin(), bytes.end()};
   if (!error && worker_->is_remote())
-    return start<remote_launch_operation>("launch", check_launch(reads, writes), options, name,
-                                          std::move(own), reads, writes);
+    return start_repeatable<remote_launch_operation>("launch", check_launch(reads, writes), options,
+                                                     name, std::move(own), reads, writes);
   auto function = find_launch(name);
   if (!error && !function)
     error = refuse("launch", errc::invalid_argument, "no launch is registered as \"" + name + "\"");
@@ -264,7 +294,10 @@ caf::expected<gpu_token> device_core::offer(const any_gpu_ref& ref,
 
 device_core::answer<any_gpu_ref> device_core::claim(const gpu_token& token, access_mode mode,
                                                     const request_options& options) const {
-  if (auto error = check("claim"); error)
+  auto error = check("claim");
+  if (!error)
+    error = check_no_retries("claim", options);
+  if (error)
     return refused_operation<any_gpu_ref>("claim", std::move(error));
   return runtime_->memory().claim(shared_state(), token, mode, deadline_of(options));
 }
@@ -274,7 +307,10 @@ device_core::answer<device_stats> device_core::stats(const request_options& opti
 }
 
 device_core::answer<std::uint64_t> device_core::reset(const request_options& options) const {
-  if (auto error = check("reset"); error)
+  auto error = check("reset");
+  if (!error)
+    error = check_no_retries("reset", options);
+  if (error)
     return refused_operation<std::uint64_t>("reset", std::move(error));
   return runtime_->reset(state().ordinal(), deadline_of(options));
 }

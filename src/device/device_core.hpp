@@ -117,6 +117,10 @@ private:
   template <class Operation, class... X>
   auto start(const char* verb, caf::error why, const request_options& options, X&&... x) const
       -> answer<decltype(Operation::value)>;
+  /// The same for a request that may be made again after a loss.
+  template <class Operation, class... X>
+  answer<nothing> start_repeatable(const char* verb, caf::error why, const request_options& options,
+                                   X&&... x) const;
 
   const std::shared_ptr<runtime> runtime_; // this and the lane are null if there is no device
   const std::shared_ptr<lane> worker_;

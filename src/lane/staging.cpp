@@ -40,6 +40,12 @@ bool host_range::copy_from(const std::byte* source, std::size_t offset, std::siz
   return true;
 }
 
+std::shared_ptr<host_range> host_range::again() {
+  std::lock_guard lock{mutex_};
+  return owner_.size_bytes() != 0 ? std::make_shared<host_range>(owner_)
+                                  : std::make_shared<host_range>(memory_);
+}
+
 void host_range::revoke() noexcept {
   if (!borrowed_)
     return;

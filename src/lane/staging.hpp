@@ -27,6 +27,9 @@ public:
       : borrowed_(owned.size_bytes() == 0), memory_(owned.writable()), owner_(std::move(owned)) {}
 
   std::size_t size() const noexcept { return memory_.size(); }
+  /// Returns the same memory for another transfer: the request is not answered, although this may
+  /// be revoked.
+  std::shared_ptr<host_range> again();
   /// Returns the memory if a device can access it directly: if it is pinned and owned. Else null.
   std::byte* pinned() const noexcept { return owner_.pinned() ? memory_.data() : nullptr; }
   /// Copies; returns false, and copies nothing, if revoked.

@@ -198,6 +198,8 @@ public:
 
   /// The uses of this buffer; under the admission lock.
   access_list accesses;
+  /// The number of uses so far that write; under the admission lock.
+  std::uint64_t admitted_writes = 0;
 
   /// Holds of user streams (`acquire` without `release` so far, also pending ones), of foreign code
   /// (`lent_memory`) and of other processes (`claim`); under the admission lock.

@@ -2,6 +2,7 @@
 
 #include "foundation/spin.hpp"
 #include "operation/device_state.hpp"
+#include "operation/retry_record.hpp"
 
 #include <algorithm>
 #include <optional>
@@ -358,6 +359,8 @@ void operation::end_early(early_end how) noexcept {
 void operation::note_cause(const caf::error& why,
                            std::vector<std::shared_ptr<operation>>& readers) noexcept {
   cause_ = why;
+  if (retries_)
+    retries_->begin_wait();
   failing_.fetch_add(1, std::memory_order_release);
   failed_.store(true, std::memory_order_release);
   if (!on_lanes())

@@ -21,6 +21,7 @@ namespace troupe::detail {
 class device_state;
 class lane;
 class operation;
+class retry_record;
 
 /// Watches operations until they settle (`deadline_watch`).
 class operation_watch {
@@ -235,6 +236,12 @@ public:
     for (auto& x : uses_)
       x.accepted = skipped_reads::of(number);
   }
+
+  /// Makes the operation an attempt of the request of `x`, which may be made again after a loss.
+  /// Called before admission.
+  void set_retries(std::shared_ptr<retry_record> x) noexcept { retries_ = std::move(x); }
+  /// Returns null if its request is not made again.
+  retry_record* retries() const noexcept { return retries_.get(); }
 
   clock::time_point deadline = clock::time_point::max();
   /// The answer goes to a mailbox, so it must come before the actor system ends.
@@ -530,6 +537,7 @@ private:
   std::atomic<std::int64_t> counted_from_{0}; // start of a restarted stall limit; 0: none
   std::uint64_t elements_ = 0;
   std::uint8_t element_type_ = flight_entry::no_type;
+  std::shared_ptr<retry_record> retries_;
   bool removed_ = false;                       // under the admission lock, until it is on the lanes
   std::vector<overwritten_range> overwritten_; // under the admission lock
   mutable std::mutex guard_;                   // of cause_ and successors_

@@ -25,6 +25,9 @@ constexpr std::chrono::milliseconds lost_patience{500};
 /// How often to look whether the work of a lost process is over.
 constexpr std::chrono::milliseconds lost_work_tick{1};
 
+/// How soon requests are made again if some of them are not in the queue yet.
+constexpr std::chrono::microseconds retry_tick{100};
+
 /// Staging uses the memory in quarters.
 constexpr std::size_t least_staging_bytes = 4096;
 
@@ -113,6 +116,7 @@ void runtime::close() noexcept {
   }
   // Not in the destructor: the last handle to this may be dropped on the deadline watch's thread.
   deadlines_.stop();
+  refuse_retries();
 }
 
 caf::error runtime::check_ordinal(int x) const {
@@ -205,6 +209,41 @@ void runtime::start(const std::shared_ptr<operation>& op, const request_options&
   if (options.retry_of != 0)
     op->set_retry_of(options.retry_of);
   start(op, options.room);
+}
+
+void runtime::retry(std::shared_ptr<retryable> x) {
+  retries_.add(std::move(x));
+  make_again_at(clock::now());
+}
+
+void runtime::make_again_at(clock::time_point when) {
+  if (retries_soon_.exchange(true))
+    return;
+  auto again = [self = weak_from_this()] {
+    if (auto alive = self.lock())
+      alive->make_again();
+  };
+  if (deadlines_.call_at(when, again) == 0)
+    refuse_retries();
+}
+
+void runtime::refuse_retries() {
+  retries_soon_.store(false);
+  retries_.refuse_all(make_error(errc::unavailable, "the actor system ended"));
+}
+
+void runtime::make_again() {
+  retries_soon_.store(false);
+  if (!retries_.make_again())
+    make_again_at(clock::now() + retry_tick);
+}
+
+void runtime::end_loss() {
+  {
+    admission_lock lock;
+    admission_->retries(lock).end_loss(lock);
+  }
+  make_again();
 }
 
 namespace {
@@ -434,8 +473,8 @@ void runtime::on_device_failed(lane& where, const caf::error& why) noexcept {
   fail_users_of(where.state().ordinal(), why, false);
 }
 
-/// Closes a lost device. Returns the position of the last operation that is lost with it. None: it
-/// is not ready yet, or has ended.
+/// Closes a lost device, and begins its loss (`retry_order`). Returns the position of the last
+/// operation that is lost with it. None: it is not ready yet, or has ended.
 std::optional<std::uint64_t> runtime::note_lost(lane& where, const caf::error& why) {
   auto& state = where.state();
   admission_lock lock;
@@ -443,6 +482,7 @@ std::optional<std::uint64_t> runtime::note_lost(lane& where, const caf::error& w
   if (phase != device_phase::ready && phase != device_phase::resetting)
     return std::nullopt;
   const auto last = where.go_away(lock, operation::last_position(lock));
+  admission_->retries(lock).begin_loss(lock);
   if (phase == device_phase::resetting) // lost again, or lost while it was reset
     return last;
   if (where.may_keep_memory(lock, why)) {
@@ -490,6 +530,7 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
   }
   moves_.end(state.ordinal(), why);
   where.request_revival();
+  end_loss();
   admission_->go_on_soon(); // held requests may need ranks that are gone
 }
 

@@ -8,6 +8,7 @@
 #include "lane/lane.hpp"
 #include "operation/operation.hpp"
 #include "runtime/handovers.hpp"
+#include "runtime/retry_queue.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/runtime_options.hpp>
 
@@ -85,6 +86,8 @@ public:
   /// The same for a user's request.
   void start(const std::shared_ptr<operation>& op, const request_options& options);
   admission& admissions() noexcept { return *admission_; }
+  /// Makes `x`, which a loss has ended, again: at the end of that loss, or soon.
+  void retry(std::shared_ptr<retryable> x);
 
   /// Begins the next generation of the device (INV-8). Answers when that is ready.
   std::shared_ptr<operation_of<std::uint64_t>> reset(int ordinal, clock::time_point deadline);
@@ -144,6 +147,10 @@ private:
     std::deque<lost_process> lost{}; ///< whose work is not over yet
   };
 
+  void make_again();
+  void make_again_at(clock::time_point when);
+  void refuse_retries();
+  void end_loss();
   void watch_lost(int ordinal);
   std::optional<lost_process> take_lost(slot& s);
   void end_lost(slot& s, lost_process x);
@@ -172,6 +179,8 @@ private:
   std::vector<std::pair<std::weak_ptr<void>, std::function<void(int, const caf::error&)>>> losses_;
   deadline_watch deadlines_;
   const std::shared_ptr<admission> admission_ = std::make_shared<admission>(deadlines_);
+  retry_queue retries_{*admission_};
+  std::atomic<bool> retries_soon_{false};
   background workers_;
   handovers moves_{*this};
   std::shared_ptr<memory_exchange> memory_;

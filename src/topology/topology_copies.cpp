@@ -2,6 +2,7 @@
 
 #include "foundation/error_text.hpp"
 #include "operation/use_of.hpp"
+#include "runtime/retried_request.hpp"
 #include "topology/topology_core.hpp"
 
 #include <algorithm>
@@ -239,10 +240,14 @@ topology_core::batches_of(std::span<const copy_pair> copies) const {
   return result;
 }
 
-topology_core::copies_answer topology_core::start(copies_answer op,
-                                                  const request_options& options) {
+/// Starts the request whose operations `make` makes.
+template <class Make>
+topology_core::copies_answer topology_core::start(const request_options& options, Make make) {
+  copies_answer op = make();
   op->deadline =
       from_now(options.deadline.count() != 0 ? options.deadline : config_.limits.deadline);
+  if (options.max_retries != 0)
+    return start_retried(runtime_, op, options, std::move(make));
   runtime_->start(op, options);
   return op;
 }
@@ -265,9 +270,10 @@ topology_core::copies_answer topology_core::start_copies(const char* verb,
     return refuse(verb, std::move(error));
   if (copies.empty())
     return copy_nothing(verb, options);
-  return start(
-      std::make_shared<device_copies_operation>(verb, shared_from_this(), batches_of(copies)),
-      options);
+  return start(options, [verb, self = shared_from_this(),
+                         all = std::vector<copy_pair>(copies.begin(), copies.end())] {
+    return std::make_shared<device_copies_operation>(verb, self, self->batches_of(all));
+  });
 }
 
 topology_core::copies_answer topology_core::copy(const any_gpu_ref& target,
@@ -275,18 +281,23 @@ topology_core::copies_answer topology_core::copy(const any_gpu_ref& target,
                                                  const request_options& options) {
   if (auto error = check_copy("copy", target, source))
     return refuse("copy", std::move(error));
-  const link_ends ends{*index_of(source), *index_of(target)};
-  const link_generations in{source.generation(), target.generation()};
-  const auto route = route_of(ends, target, source);
-  if (route != copy_route::push && route != copy_route::pull) {
-    const copy_pair one{target, source};
-    return start_copies("copy", {&one, 1}, options);
-  }
-  // Buffers on two devices cannot overlap.
+  const copy_pair one{target, source};
+  if (route_of({*index_of(source), *index_of(target)}, target, source) == copy_route::pending)
+    return start_copies("copy", {&one, 1}, options); // checks for overlap, too
+  return start(options, [self = shared_from_this(), one] { return self->operation_of_copy(one); });
+}
+
+/// Returns an operation that copies between two devices, whose buffers cannot overlap.
+topology_core::copies_answer topology_core::operation_of_copy(const copy_pair& x) {
+  const link_ends ends{*index_of(x.source), *index_of(x.target)};
+  const link_generations in{x.source.generation(), x.target.generation()};
+  const auto route = route_of(ends, x.target, x.source);
+  if (route != copy_route::push && route != copy_route::pull)
+    return std::make_shared<device_copies_operation>("copy", shared_from_this(),
+                                                     batches_of({&x, 1}));
   auto& by = lane_at(link_of(ends, route).from);
-  return start(std::make_shared<link_copy_operation>(shared_from_this(), ends, in, route, target,
-                                                     source, by),
-               options);
+  return std::make_shared<link_copy_operation>(shared_from_this(), ends, in, route, x.target,
+                                               x.source, by);
 }
 
 topology_core::copies_answer topology_core::copy(const std::vector<copy_pair>& copies,

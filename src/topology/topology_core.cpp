@@ -2,11 +2,13 @@
 
 #include "foundation/error_text.hpp"
 #include "foundation/log.hpp"
+#include "runtime/retried_request.hpp"
 #include "topology/link_tests.hpp"
 
 #include <algorithm>
 #include <numeric>
 #include <string>
+#include <utility>
 
 namespace troupe::detail {
 
@@ -394,6 +396,8 @@ topology_core::answer topology_core::new_request(const char* verb, const request
 topology_core::answer topology_core::start(const char* verb, test what,
                                            const std::vector<std::int32_t>& devices,
                                            const request_options& options) {
+  if (auto error = check_no_retries(verb, options))
+    return refused_operation<p2p_graph>(verb, std::move(error));
   auto indices = indices_of(verb, devices);
   if (!indices)
     return refused_operation<p2p_graph>(verb, indices.error());

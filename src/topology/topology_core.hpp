@@ -142,7 +142,8 @@ private:
   caf::error check_copy(const char* verb, const any_gpu_ref& target,
                         const any_gpu_ref& source) const;
   caf::error check_copies(const char* verb, std::span<const copy_pair> copies) const;
-  copies_answer start(copies_answer op, const request_options& options);
+  template <class Make> copies_answer start(const request_options& options, Make make);
+  copies_answer operation_of_copy(const copy_pair& x);
   copies_answer copy_nothing(const char* verb, const request_options& options);
   copies_answer start_copies(const char* verb, std::span<const copy_pair> copies,
                              const request_options& options);

@@ -173,6 +173,16 @@ private:
   answer start(const char* verb, std::vector<rank_call> calls, const request_options& options,
                rank_set without);
   answer start(std::shared_ptr<collective_operation> op, const request_options& options);
+  template <class Prepare>
+  answer start_retried(std::shared_ptr<collective_operation> first, const request_options& options,
+                       Prepare prepare);
+  using prepared = caf::expected<std::shared_ptr<collective_operation>>;
+  prepared prepare(const collective_view& what, const request_options& options);
+  prepared prepare(const group& what, rank_set& without);
+  std::shared_ptr<collective_operation> operation_of_calls(const char* verb,
+                                                           std::vector<rank_call> calls,
+                                                           std::uint64_t membership,
+                                                           rank_set without);
   std::shared_ptr<collective_operation> new_operation();
   caf::error check_whole(const char* verb) const;
   caf::error check_rank(const char* verb, int rank) const;

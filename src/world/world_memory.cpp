@@ -1,6 +1,7 @@
 /// `world_core`: memory on all ranks.
 #include "collective/allocate_all_operation.hpp"
 #include "foundation/error_text.hpp"
+#include "runtime/retried_request.hpp"
 #include "world/world_core.hpp"
 
 #include <utility>
@@ -26,6 +27,8 @@ std::shared_ptr<operation_of<world_buffers>> world_core::allocate(dtype type, st
                                                                   const request_options& options) {
   constexpr auto verb = "allocate";
   if (auto error = check_whole(verb); error)
+    return refused_operation<world_buffers>(verb, std::move(error));
+  if (auto error = check_no_retries(verb, options); error)
     return refused_operation<world_buffers>(verb, std::move(error));
   const auto without = absent();
   if (options.membership != 0) // else only the devices matter

@@ -5,6 +5,7 @@
 #include "foundation/error_text.hpp"
 #include "operation/admission_lock.hpp"
 #include "operation/skipping.hpp"
+#include "runtime/retried_request.hpp"
 #include "world/world_core.hpp"
 
 #include <algorithm>
@@ -55,16 +56,37 @@ constexpr std::size_t group_limit = 1024;
 
 } // namespace
 
+std::shared_ptr<collective_operation> world_core::operation_of_calls(const char* verb,
+                                                                     std::vector<rank_call> calls,
+                                                                     std::uint64_t membership,
+                                                                     rank_set without) {
+  if (!is_whole() || !without.empty() || !has_all_ranks(calls, size()))
+    return std::make_shared<collective_operation>(verb, shared_from_this(), std::move(calls),
+                                                  membership, without);
+  auto ready = new_operation();
+  ready->begin(verb, shared_from_this(), std::move(calls), membership);
+  return ready;
+}
+
 world_core::answer world_core::start(const char* verb, std::vector<rank_call> calls,
                                      const request_options& options, rank_set without) {
-  if (is_whole() && without.empty() && has_all_ranks(calls, size())) {
-    auto ready = new_operation();
-    ready->begin(verb, shared_from_this(), std::move(calls), options.membership);
-    return start(std::move(ready), options);
-  }
-  return start(std::make_shared<collective_operation>(verb, shared_from_this(), std::move(calls),
-                                                      options.membership, without),
-               options);
+  return start(operation_of_calls(verb, std::move(calls), options.membership, without), options);
+}
+
+/// Starts the request whose operations `prepare` makes, and makes it again after losses.
+/// `first`: the first one, or why it is refused.
+template <class Prepare>
+world_core::answer world_core::start_retried(std::shared_ptr<collective_operation> first,
+                                             const request_options& options, Prepare prepare) {
+  const auto* verb = first->verb();
+  first->deadline = from_now(options.deadline.count() != 0 ? options.deadline : limits_.deadline);
+  return detail::start_retried(runtime_, answer{std::move(first)}, options,
+                               [verb, prepare = std::move(prepare)]() -> answer {
+                                 auto next = prepare();
+                                 return next ? answer{std::move(*next)}
+                                             : refused_operation<collective_done>(
+                                                   verb, std::move(next.error()));
+                               });
 }
 
 /// Returns an operation with one part for each rank of this process, to begin.
@@ -193,59 +215,103 @@ void world_core::count_refused(const rank_end& of, const caf::error& why,
 
 // -- of all ranks
 
-world_core::answer world_core::run(const collective_view& what, const request_options& options) {
-  auto* verb = what.kind == collective_kind::send ? "send_recv" : to_string(what.kind).data();
-  auto refuse = [&](caf::error why) {
-    return refused_and_skipped<collective_done>(
-        verb, std::move(why), options.retry_of,
-        [&](std::vector<use>& to) { add_writes(to, what, size()); });
-  };
+namespace {
+
+const char* verb_of(const collective_view& what) noexcept {
+  return what.kind == collective_kind::send ? "send_recv" : to_string(what.kind).data();
+}
+
+/// Returns a copy of `x` that owns its handles.
+collective owned(const collective_view& x) {
+  return {x.kind, {x.send.begin(), x.send.end()},       {x.recv.begin(), x.recv.end()},
+          x.op,   {x.factors.begin(), x.factors.end()}, x.rank,
+          x.peer, {x.counts.begin(), x.counts.end()}};
+}
+
+} // namespace
+
+/// Returns an operation for `what`, to start.
+/// @errors why the request is refused
+world_core::prepared world_core::prepare(const collective_view& what,
+                                         const request_options& options) {
+  const auto* verb = verb_of(what);
   if (auto error = check_whole(verb); error)
-    return refuse(std::move(error));
+    return error;
   auto without = to_leave_out(verb, options);
   if (!without)
-    return refuse(std::move(without.error()));
+    return std::move(without.error());
   if (what.kind == collective_kind::send || !without->empty()) {
     std::vector<rank_call> calls;
     auto error = add_rank_calls(calls, verb, what, lanes_, *without);
     if (!error && what.kind == collective_kind::send)
       error = order_by_rank(verb, calls, lanes_); // also for a message from a rank to itself
-    return error ? refuse(std::move(error)) : start(verb, std::move(calls), options, *without);
+    if (error)
+      return error;
+    return operation_of_calls(verb, std::move(calls), options.membership, *without);
   }
   auto ready = new_operation();
   auto calls = ready->room_for_calls();
   if (auto error = add_rank_calls(calls, verb, what, lanes_); error)
-    return refuse(std::move(error));
+    return error;
   ready->begin(verb, shared_from_this(), std::move(calls), options.membership);
-  return start(std::move(ready), options);
+  return ready;
+}
+
+world_core::answer world_core::run(const collective_view& what, const request_options& options) {
+  auto ready = prepare(what, options);
+  if (!ready)
+    return refused_and_skipped<collective_done>(
+        verb_of(what), std::move(ready.error()), options.retry_of,
+        [&](std::vector<use>& to) { add_writes(to, what, size()); });
+  if (options.max_retries == 0)
+    return start(std::move(*ready), options);
+  return start_retried(std::move(*ready), options,
+                       [self = shared_from_this(), x = owned(what), options] {
+                         return self->prepare(collective_view{x}, options);
+                       });
+}
+
+/// The same for a group; null if it has no calls.
+world_core::prepared world_core::prepare(const group& what, rank_set& without) {
+  constexpr auto verb = "group";
+  if (auto error = check_whole(verb); error)
+    return error;
+  if (what.calls.size() > group_limit)
+    return refusal(verb, errc::invalid_argument,
+                   "a group of " + std::to_string(what.calls.size()) + " calls: the limit is " +
+                       std::to_string(group_limit));
+  auto left_out = to_leave_out(verb, what.options);
+  if (!left_out)
+    return std::move(left_out.error());
+  without = *left_out;
+  if (what.calls.empty())
+    return std::shared_ptr<collective_operation>{};
+  std::vector<rank_call> calls;
+  calls.reserve(2 * what.calls.size());
+  for (auto& x : what.calls)
+    if (auto error = add_rank_calls(calls, verb, collective_view{x}, lanes_, without); error)
+      return error;
+  if (auto error = order_by_rank(verb, calls, lanes_); error)
+    return error;
+  return operation_of_calls(verb, std::move(calls), what.options.membership, without);
 }
 
 world_core::answer world_core::run(const group& what) {
   constexpr auto verb = "group";
-  auto refuse = [&](caf::error why) {
+  rank_set without;
+  auto ready = prepare(what, without);
+  if (!ready)
     return refused_and_skipped<collective_done>(
-        verb, std::move(why), what.options.retry_of,
+        verb, std::move(ready.error()), what.options.retry_of,
         [&](std::vector<use>& to) { add_writes(to, what, size()); });
-  };
-  if (auto error = check_whole(verb); error)
-    return refuse(std::move(error));
-  if (what.calls.size() > group_limit)
-    return refuse(refusal(verb, errc::invalid_argument,
-                          "a group of " + std::to_string(what.calls.size()) +
-                              " calls: the limit is " + std::to_string(group_limit)));
-  auto without = to_leave_out(verb, what.options);
-  if (!without)
-    return refuse(std::move(without.error()));
-  if (what.calls.empty())
-    return do_nothing(verb, what.options, *without);
-  std::vector<rank_call> calls;
-  calls.reserve(2 * what.calls.size());
-  for (auto& x : what.calls)
-    if (auto error = add_rank_calls(calls, verb, collective_view{x}, lanes_, *without); error)
-      return refuse(std::move(error));
-  if (auto error = order_by_rank(verb, calls, lanes_); error)
-    return refuse(std::move(error));
-  return start(verb, std::move(calls), what.options, *without);
+  if (!*ready)
+    return do_nothing(verb, what.options, without);
+  if (what.options.max_retries == 0)
+    return start(std::move(*ready), what.options);
+  return start_retried(std::move(*ready), what.options, [self = shared_from_this(), what] {
+    rank_set now;
+    return self->prepare(what, now);
+  });
 }
 
 // -- of one rank
@@ -264,6 +330,8 @@ world_core::answer world_core::run(int rank, const collective_view& what,
     return result;
   };
   if (auto error = check_rank(verb, rank); error)
+    return refuse(std::move(error));
+  if (auto error = check_no_retries(verb, options); error)
     return refuse(std::move(error));
   if (!is_whole() && troupe::is_message(what.kind) && what.peer == rank)
     return refuse(refusal(verb, errc::invalid_argument,
@@ -338,6 +406,8 @@ world_core::answer world_core::run(const exchange& what, std::shared_ptr<world_c
     return result;
   };
   if (auto error = check_rank(verb, what.rank); error)
+    return refuse(std::move(error));
+  if (auto error = check_no_retries(verb, what.options); error)
     return refuse(std::move(error));
   const auto ends = what.sends.size() + what.recvs.size();
   if (ends > group_limit)

@@ -291,7 +291,8 @@ protected:
                            .membership = 9,
                            .allow_shrunk = true,
                            .room = room_policy::refuse,
-                           .retry_of = 17};
+                           .retry_of = 17,
+                           .max_retries = 3};
 };
 
 TEST_F(Messages, EnumerationsComeBack) {

@@ -1,0 +1,48 @@
+#include "admission/retry_order.hpp"
+
+#include "operation/device_state.hpp"
+
+#include <algorithm>
+#include <ranges>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+namespace troupe::detail {
+
+void retry_order::note_admitted(locked lock, const operation& x) {
+  auto& record = *x.retries();
+  set_key(lock, record);
+  record.note_admitted(lock, x.uses(), losses());
+}
+
+caf::error retry_order::defer(locked lock, const operation& x) {
+  auto& record = *x.retries();
+  set_key(lock, record);
+  record.note_deferred(lock, x.uses());
+  record.begin_wait();
+  return make_error(x.describe(errc::worker_lost, "deferred: a device was lost"));
+}
+
+/// From the last request to the first: the writes to a buffer since an attempt was admitted must be
+/// those of later requests that are made again. Then making all of them again, in this order,
+/// repeats everything that has been admitted on the buffer since.
+void retry_order::check(locked lock, std::span<retry> all) {
+  std::unordered_map<const buffer*, std::uint64_t> later;
+  for (auto& x : all | std::views::reverse) {
+    auto& used = x.attempt->retries()->buffers(lock);
+    for (auto& u : used)
+      if (auto memory = u.memory.lock();
+          memory && memory->admitted_writes - u.writes_seen != later[memory.get()])
+        x.refusal = make_error(errc::unavailable,
+                               "a later request writes to one of its buffers, on device " +
+                                   std::to_string(memory->home().ordinal()));
+    if (x.refusal)
+      continue;
+    for (auto& u : used)
+      if (auto memory = u.memory.lock())
+        later[memory.get()] += u.own_writes;
+  }
+}
+
+} // namespace troupe::detail
