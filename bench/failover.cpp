@@ -1,5 +1,5 @@
-// Measures how fast a world recovers when a worker process is killed, or a kernel in it faults,
-// under load.
+// Measures how fast a world recovers when a worker process is killed, or a kernel in it faults, and
+// how long it pauses when a device is handed over to its spare, under load.
 // The times are from the request that ends the worker to the first answer with the error, to the
 // first right sum of the remaining ranks, and until the next kill could come. The standbys are
 // ready, are being built, or do not exist. Where they are ready, large sums right before and right
@@ -77,6 +77,7 @@ struct settings : bench::common_settings {
   }
   bool shrinks() const { return standby == "survivors" || on_loss == "shrink"; }
   bool waits_for_standbys() const { return when == "ready" && standby != "none"; }
+  bool hands_over() const { return how == "hand_over"; }
   bool sums_large() const { return waits_for_standbys() && !shrinks(); }
 };
 
@@ -172,7 +173,7 @@ public:
     static_cast<void>(sum()); // the first one allocates
     if (sums_large_)
       large_before_ms_ = large_sums();
-    auto last = bench::clock::now();
+    last_ = bench::clock::now();
     while (!stop_) {
       const bool right = sum();
       if (!right && grows_back())
@@ -185,13 +186,13 @@ public:
         provide_memory(world_.status());
       } else if (first_error_ || returns() > losses_.size()) { // no request need fail
         note_loss();
-        last = bench::clock::now();
+        last_ = bench::clock::now();
       } else {
-        if (answered_ - last > longest_) {
-          longest_ = answered_ - last;
-          longest_after_ = last - back_at_;
+        if (answered_ - last_ > longest_) {
+          longest_ = answered_ - last_;
+          longest_after_ = last_ - back_at_;
         }
-        last = answered_;
+        last_ = answered_;
       }
     }
   }
@@ -220,6 +221,8 @@ public:
   struct loss {
     bench::clock::time_point told;  ///< first answer with an error; as `right` if there was none
     bench::clock::time_point right; ///< answer of the first right sum
+    bool had_error = false;         ///< a request failed
+    bench::clock::duration pause{}; ///< from the last right sum before
   };
   /// Waits for the end of loss number `n`, counted from 1.
   loss wait_loss(std::size_t n) {
@@ -318,11 +321,13 @@ private:
   void note_loss() {
     members_ = world_.status().members.size();
     back_at_ = answered_;
+    const auto pause = back_at_ - last_;
     if (sums_large_)
       large_after_ms_.push_back(large_sums());
     check_kept();
     std::lock_guard lock{mutex_};
-    losses_.push_back({first_error_.value_or(answered_), answered_});
+    losses_.push_back(
+        {first_error_.value_or(answered_), back_at_, first_error_.has_value(), pause});
     first_error_.reset();
     condition_.notify_all();
   }
@@ -345,6 +350,7 @@ private:
   bench::clock::duration longest_{};
   bench::clock::duration longest_after_{};
   std::size_t members_ = world_.size(); ///< at the last sum
+  bench::clock::time_point last_;       ///< answer of the last right sum
   std::atomic<bool> stop_ = false;
   std::atomic<std::uint64_t> sums_ = 0;
   bench::clock::time_point answered_;
@@ -389,6 +395,7 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
   std::vector<double> told;
   std::vector<double> right;
   std::vector<double> after;
+  std::vector<double> pauses;
   std::vector<double> ready;
   double used_mib = 0;
   auto since = bench::clock::now();
@@ -416,8 +423,14 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
     const auto device = world.device_of(lost.back());
     guard.enter("a kill");
     const auto begin = bench::clock::now();
-    device.launch(s.how, {}, {}, {}); // not awaited
+    if (s.hands_over())
+      must(device.hand_over().wait());
+    else
+      device.launch(s.how, {}, {}, {}); // not awaited
     const auto x = load.wait_loss(i);
+    if (s.hands_over() && x.had_error)
+      bench::fail("a request failed because of a handover");
+    pauses.push_back(milliseconds(x.pause));
     since = bench::clock::now();
     told.push_back(milliseconds(x.told - begin));
     right.push_back(milliseconds(x.right - begin));
@@ -436,6 +449,7 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
   row("from the kill to the first answer that tells", told);
   row("from the kill to the first right sum", right);
   row("from the answer that tells to the first right sum", after);
+  row("from the last right sum before to the first after", pauses);
   row(waits_for_standbys ? "from there until the next standbys are ready"
                          : "from there until all ranks are there again",
       ready);
@@ -448,7 +462,9 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
         milliseconds(load.longest()), milliseconds(load.longest_after()));
   std::printf("%zu kills, %llu right sums\n\n", lost.size(),
               static_cast<unsigned long long>(load.sums()));
-  if (waits_for_standbys) {
+  if (s.hands_over()) {
+    bars = {{"longest pause of a handover, ms", 5, true, bench::quantile(pauses, 1)}};
+  } else if (waits_for_standbys) {
     // CUDA reports a fault after an unknown time.
     const auto& times = s.how == "kill" ? right : after;
     bars = {{s.how == "kill" ? "from the kill to the first right sum, median, ms"
@@ -496,8 +512,10 @@ int main(int argc, char** argv) {
   app.add_option("--seconds", s.seconds, "no further kill after so long; 0: no limit")
       ->capture_default_str();
   app.add_option("--seed", s.seed, "of which rank is next, and when")->capture_default_str();
+  auto ways = ends;
+  ways.emplace_back("hand_over");
   app.add_option("--how", s.how, "what ends the workers")
-      ->check(CLI::IsMember(ends))
+      ->check(CLI::IsMember(ways))
       ->capture_default_str();
   app.add_option("--standby", s.standby, "what the world has ready")
       ->check(CLI::IsMember({"none", "same", "survivors", "full"}))

@@ -68,8 +68,9 @@ caf::expected<collectives_policy> policy_for(collectives_policy wanted, const ba
   std::vector<int> ordinals;
   for (auto& x : lanes)
     ordinals.push_back(x->state().ordinal());
+  const bool remote = std::ranges::any_of(lanes, [](auto& x) { return x->is_remote(); });
   if (!with_program && by.can_be_direct(ordinals))
-    return wanted;
+    return remote ? collectives_policy::direct : wanted; // no second communicator in workers
   if (wanted == collectives_policy::automatic)
     return collectives_policy::nccl;
   return make_error(errc::not_supported,

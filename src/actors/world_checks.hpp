@@ -16,7 +16,8 @@ class lane;
 caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr<lane>>& lanes,
                         bool with_program);
 
-/// Returns the policy for these lanes: `automatic` becomes `nccl` where `direct` is not possible.
+/// Returns the policy for these lanes: `automatic` becomes `nccl` where `direct` is not possible,
+/// and `direct` for devices in workers.
 /// @errors errc::invalid_argument; errc::not_supported: `direct` is not possible
 caf::expected<collectives_policy> policy_for(collectives_policy wanted, const backend& by,
                                              const std::vector<std::shared_ptr<lane>>& lanes,

@@ -95,10 +95,9 @@ private:
 
 class HandoverTest : public ::testing::Test {
 protected:
-  void SetUp() override { TROUPE_HOST_ONLY("the memory of workers with GPUs comes from pools"); }
-
   void start(int devices = 2, kept_memory keeps = kept_memory::after_end) {
-    worker_backend_options options{.backend = "host", .host = {.devices = devices}};
+    worker_backend_options options{.backend = on_cuda() ? "cuda" : "host",
+                                   .host = {.devices = devices}};
     options.workers.keep_memory = keeps;
     system_ = std::make_unique<test_system>(system_options{
         .devices = devices, .wrap = [=, this](std::shared_ptr<backend>) {

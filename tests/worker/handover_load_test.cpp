@@ -85,7 +85,7 @@ void write_memory(clients& to, const device& on) {
     requests.push_back(on.fill(x[0], round));
     requests.push_back(on.copy(x[1], x[0]));
     requests.push_back(on.upload(x[2], host_buffer{counted(round)}));
-    requests.push_back(launch_copy(on, x[3], x[2]));
+    requests.push_back(on_cuda() ? on.copy(x[3], x[2]) : launch_copy(on, x[3], x[2]));
     elements got(count);
     requests.push_back(on.download(x[3], std::span{got}));
     auto fresh = on.allocate<std::uint32_t>(count);
@@ -172,6 +172,9 @@ protected:
     }
     EXPECT_TRUE(eventually([&] { return busy.all_went_on() || HasFailure(); }));
   }
+
+  const int ranks_ = on_cuda() ? 2 : 3;
+  const int times_ = on_cuda() ? 30 : 100; // a worker with a GPU takes a second to start
 };
 
 TEST_F(HandoverUnderLoad, FailsNoRequestOfADevice) {
@@ -180,14 +183,14 @@ TEST_F(HandoverUnderLoad, FailsNoRequestOfADevice) {
   clients busy;
   for (int i = 0; i < 2; ++i)
     write_memory(busy, device_);
-  hand_over_often(busy, 100, 1);
+  hand_over_often(busy, times_, 1);
   busy.end();
   EXPECT_TRUE(holds(device_, kept, counted(7)));
 }
 
 /// The handovers do not count as restarts of the world.
 TEST_F(HandoverUnderLoad, FailsNoRequestOfAWorldWithStandbys) {
-  start(3);
+  start(ranks_);
   const auto w = open_with_spares();
   const auto links = open_topology(*system_);
   const auto before = w.status();
@@ -199,30 +202,30 @@ TEST_F(HandoverUnderLoad, FailsNoRequestOfAWorldWithStandbys) {
   add_up(busy, w);
   call_by_ranks(busy, w);
   copy_around(busy, links, w);
-  hand_over_often(busy, 100, 3);
+  hand_over_often(busy, times_, ranks_);
   busy.end();
   for (std::size_t i = 0; i < w.size(); ++i)
     EXPECT_TRUE(holds(w.device_of(i), kept[i], counted(static_cast<std::uint32_t>(i))));
   const auto after = w.status();
   EXPECT_EQ(after.membership, before.membership);
-  EXPECT_GE(after.epoch, before.epoch + 100);
+  EXPECT_GE(after.epoch, before.epoch + static_cast<std::uint64_t>(times_));
   for (auto& x : after.members)
     EXPECT_EQ(x.incarnation, w.device_of(static_cast<std::size_t>(x.rank)).incarnation());
 }
 
 TEST_F(HandoverUnderLoad, FailsNoRequestOfAWorldWithoutStandbys) {
-  start(3);
+  start(ranks_);
   world_config config;
   config.limits.restarts = 0;
   const auto w = system_->open_world(config);
   clients busy;
   add_up(busy, w);
   call_by_ranks(busy, w);
-  hand_over_often(busy, 20, 3);
+  hand_over_often(busy, times_ / 5, ranks_);
 }
 
 TEST_F(HandoverUnderLoad, MovesAllDevicesAtATime) {
-  start(3);
+  start(ranks_);
   const auto w = open_with_spares();
   const auto links = open_topology(*system_, quick_config(true));
   clients busy;
@@ -336,8 +339,6 @@ struct sign {
 
 class HandoverOfPrograms : public ProgramsTest {
 protected:
-  void SetUp() override { TROUPE_HOST_ONLY("the memory of workers with GPUs comes from pools"); }
-
   void start(const char* program, int devices) {
     world_limits limits;
     limits.standby = standby_policy::full;

@@ -43,6 +43,7 @@ constexpr const char* write_when_told = "Handover.write_when_told";
 
 class Handover : public HandoverTest {
 protected:
+  void SetUp() override { TROUPE_HOST_ONLY("launches that compute on the host"); }
   void TearDown() override { // before the files, which launches wait for
     device_ = {};
     system_.reset();

@@ -331,12 +331,21 @@ caf::error worker_service::record(const record_args& x) {
 }
 
 caf::error worker_service::record(event_view event, const service_stream& stream) {
+  backend_communicator* rank = nullptr;
   if (stream.at_end != 0) {
     const std::lock_guard lock{mutex_}; // the parent may have ended the rank since, or ends it now
-    if (const auto i = communicators_.find(stream.at_end); i != communicators_.end())
-      return i->second.front()->mark_end(event, stream.native, *device_);
+    if (const auto i = communicators_.find(stream.at_end); i != communicators_.end()) {
+      rank = i->second.front().get();
+      marked_ = stream.at_end;
+    }
   }
-  return device_->record(event, stream.native);
+  if (rank == nullptr)
+    return device_->record(event, stream.native);
+  auto error = rank->mark_end(event, stream.native, *device_);
+  const std::lock_guard lock{mutex_};
+  marked_ = 0;
+  one_gone_.notify_all();
+  return error;
 }
 
 caf::error worker_service::launch(wire_reader& body) {

@@ -205,6 +205,7 @@ caf::error worker_service::end(control how, communicator_key key) {
       return no_such("communicator");
     owner = std::move(i->second);
     communicators_.erase(i);
+    one_gone_.wait(lock, [&] { return marked_ != key; });
   }
   return how == control::abort ? executes_->abort(std::move(owner))
                                : executes_->destroy(std::move(owner));

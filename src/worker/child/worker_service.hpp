@@ -199,8 +199,9 @@ private:
   communicator_key last_communicator_ = 0;
   std::unordered_map<communicator_key, communicator_ranks> communicators_; ///< of one rank each
   std::set<communicator_key> handed_over_;                                 ///< and not gone yet
-  std::set<communicator_key> gone_; ///< handed over, and gone before the parent's request
-  std::condition_variable one_gone_;
+  std::set<communicator_key> gone_;  ///< handed over, and gone before the parent's request
+  communicator_key marked_ = 0;      ///< the rank that `record` uses; 0: none
+  std::condition_variable one_gone_; ///< of these, or not used any more
   std::map<std::uint64_t, shared_memory> segments_;
 };
 

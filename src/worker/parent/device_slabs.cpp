@@ -227,6 +227,7 @@ caf::error device_slabs::make(std::size_t slab_bytes) {
     (*made)->begin_to_map(*spare);
   auto error = map_in_peers(**made);
   if (error) {
+    shared_->addresses().leave_window(what.address); // a peer may use it for something else
     removed unusable{{}, worker_};
     {
       const std::lock_guard lock{mutex_};
@@ -243,7 +244,7 @@ std::vector<std::shared_ptr<worker_link>> device_slabs::peers() {
   const std::lock_guard lock{mutex_};
   std::erase_if(peers_, [](auto& x) {
     const auto there = x.lock();
-    return !there || there->lost();
+    return !there || there->lost() || there->is_former();
   });
   std::vector<std::shared_ptr<worker_link>> result;
   for (auto& x : peers_)
@@ -268,7 +269,12 @@ caf::error device_slabs::admit(const std::shared_ptr<worker_link>& peer) {
     if (std::ranges::none_of(peers_, [&](auto& x) { return x.lock() == peer; }))
       peers_.push_back(peer); // first: slabs that appear meanwhile are mapped, too
   }
-  return map(all(), *peer);
+  auto error = map(all(), *peer);
+  if (error) { // what appears later need not be mapped there
+    const std::lock_guard lock{mutex_};
+    std::erase_if(peers_, [&](auto& x) { return x.lock() == peer; });
+  }
+  return error;
 }
 
 bool device_slabs::admits(const worker_link& peer) const {

@@ -361,7 +361,7 @@ caf::error process_pool::move_to_spare(int ordinal, const worker_link& spare) no
   auto former = slot_of(ordinal).move_to_spare(spare);
   if (!former)
     return lost_worker(ordinal, "its worker or its spare was lost before it could move");
-  former->link->ignore_programs();
+  former->link->set_former();
   end_former(std::move(*former));
   return {};
 }

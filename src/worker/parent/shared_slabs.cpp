@@ -25,7 +25,8 @@ constexpr std::uintptr_t last_address = 0x3000'0000'0000;
 #endif
 
 /// How many addresses are tried for a slab, each in another window.
-constexpr int most_tries = (last_address - first_address) / memory_slab::window;
+constexpr std::size_t most_tries =
+    std::max<std::size_t>((last_address - first_address) / memory_slab::window, 1);
 
 /// Returns whether the addresses of a slab were in use; else it is a failed call of the system.
 bool is_in_use(const caf::error& why) {
@@ -203,7 +204,7 @@ caf::expected<std::shared_ptr<shared_slab>> shared_slabs::make(int ordinal, std:
                   .detail = "no addresses are left for " + std::to_string(size_bytes) + " bytes",
                   .device = ordinal});
   memory_slab what{ordinal, nullptr, size_bytes};
-  for (int tries = 0; tries < most_tries; ++tries) {
+  for (std::size_t tries = 0; tries < most_tries; ++tries) {
     what.address = addresses_->take(size_bytes, unit);
     if (what.address == nullptr)
       break;

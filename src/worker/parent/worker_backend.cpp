@@ -19,6 +19,8 @@ namespace troupe::detail {
 
 namespace {
 
+/// As `direct::most_ranks` of the CUDA backend in the workers.
+constexpr std::size_t most_direct_ranks = 8;
 constexpr const char* no_worker = "the device has no worker";
 
 /// Returns a value from a worker's reply.
@@ -403,9 +405,9 @@ worker_backend::build(const communicator_id&, int size,
 // -- direct communicators
 
 bool worker_backend::can_be_direct(std::span<const int> ordinals) const noexcept {
-  return std::ranges::all_of(ordinals, [&](int from) {
-    return std::ranges::all_of(ordinals, [&](int to) { return pool_->reaches(from, to); });
-  });
+  return ordinals.size() <= most_direct_ranks && std::ranges::all_of(ordinals, [&](int from) {
+           return std::ranges::all_of(ordinals, [&](int to) { return pool_->reaches(from, to); });
+         });
 }
 
 caf::expected<std::shared_ptr<shared_slab>> worker_backend::make_direct_memory(int ordinal,
@@ -442,6 +444,13 @@ worker_backend::build_direct(std::span<const local_rank> ranks) noexcept {
              .detail = "it does no direct collectives with device " + std::to_string(y.device),
              .device = x.device,
              .rank = x.rank});
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    if (const auto& x = *(*links)[i]; x.slab_granularity() == 0 || x.direct_bytes() == 0 ||
+                                      x.direct_bytes() != links->front()->direct_bytes())
+      return make_error({.code = errc::not_supported,
+                         .detail = "its worker does no direct collectives",
+                         .device = ranks[i].device,
+                         .rank = ranks[i].rank});
   fair_limit left{build_limit_};
   const auto id = id_from(*links->front(), control::make_direct_id, build_limit_);
   if (!id)

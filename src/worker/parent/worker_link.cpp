@@ -211,7 +211,7 @@ void worker_link::received(std::span<const std::byte> message,
     const auto what = reader.get_bytes();
     if (!reader.ok() || !reader.at_end())
       return give_up_nonsense("a program's message that could not be read");
-    if (listener_ && !lost() && !ignores_programs_.load())
+    if (listener_ && !lost() && !is_former_.load())
       listener_(what);
     return;
   }

@@ -179,8 +179,10 @@ public:
 
   /// Counts the ranks of communicators that this process has in the worker.
   open_count& ranks() noexcept { return ranks_; }
-  /// Ignores messages from the worker's programs from now on: another worker has the device.
-  void ignore_programs() noexcept { ignores_programs_.store(true); }
+  /// Another worker has the device now. Messages from the programs of this one are ignored, and
+  /// later memory of other devices is not mapped there.
+  void set_former() noexcept { is_former_.store(true); }
+  bool is_former() const noexcept { return is_former_.load(); }
 
   bool lost() const noexcept override { return lost_.load(std::memory_order_acquire); }
   bool has_ended() const noexcept override { return control_->has_ended(); }
@@ -237,7 +239,7 @@ private:
   std::vector<std::uint64_t> free_events_;
 
   open_count ranks_;
-  std::atomic<bool> ignores_programs_{false};
+  std::atomic<bool> is_former_{false};
   std::atomic<bool> lost_{false};
   std::atomic<bool> is_reaped_{false};
   mutable std::mutex mutex_;
