@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <vector>
 
 namespace troupe::testing {
 
@@ -20,6 +21,20 @@ INSTANTIATE_TEST_SUITE_P(Workers, Claim,
                          ::testing::Values(claim_place_kind{
                              "here", [] { return std::make_unique<here>(); }}),
                          [](const auto& x) { return x.param.name; });
+
+/// Other devices do not reach a program's memory.
+TEST_F(ClaimTest, IsNotForDirectCollectives) {
+  begin(in_worker_processes(2), 0);
+  ASSERT_EQ(claim(theirs(3)), caf::error{});
+  const auto w = system_->open_world({.collectives = collectives_policy::direct});
+  auto own = must(w.allocate<float>(ref_.count()));
+  auto to = must(w.allocate<float>(ref_.count()));
+  const std::vector<any_gpu_ref> from{ref_, own[1]};
+  EXPECT_TRUE(has_code(error_of(answer_of(w.all_reduce(from, any(to), reduce_op::sum))),
+                       errc::not_supported));
+  EXPECT_EQ(value(), 3);
+  EXPECT_TRUE(works(w));
+}
 
 TEST(ClaimWithoutPrograms, IsRefused) {
   test_system system{in_worker_processes(1)};
