@@ -65,8 +65,7 @@ constexpr std::chrono::milliseconds stuck_limit{500};
 struct policy {
   const char* name;
   world_limits limits;
-  int spares = 0;         ///< number of spares while all devices work
-  bool stands_by = false; ///< true: there is a standby communicator
+  int spares = 0; ///< number of spares while all devices work
 };
 
 world_limits limits_with(standby_policy standby, loss_policy on_loss) {
@@ -83,9 +82,9 @@ world_limits limits_with(standby_policy standby, loss_policy on_loss) {
 
 const std::array policies{
     policy{"rebuild", limits_with(standby_policy::none, loss_policy::rebuild)},
-    policy{"same", limits_with(standby_policy::same, loss_policy::rebuild), 0, true},
-    policy{"failover", limits_with(standby_policy::full, loss_policy::failover), devices, true},
-    policy{"shrink", limits_with(standby_policy::survivors, loss_policy::shrink), 0, true},
+    policy{"same", limits_with(standby_policy::same, loss_policy::rebuild)},
+    policy{"failover", limits_with(standby_policy::full, loss_policy::failover), devices},
+    policy{"shrink", limits_with(standby_policy::survivors, loss_policy::shrink)},
 };
 
 // -- resources of this process
@@ -709,8 +708,8 @@ private:
     }
     for (auto& x : worlds_) {
       world_feed feed{*sys_, x->over.actor()};
-      feed.until([this](const world_status& s) {
-        return s.phase == world_phase::ready && s.standby_ready == policy_.stands_by;
+      feed.until([](const world_status& s) {
+        return s.phase == world_phase::ready && s.standby_ready; // collectives are direct
       });
     }
     const auto want = static_cast<std::size_t>(devices + policy_.spares);

@@ -69,10 +69,8 @@ protected:
 
 TEST_F(DirectInWorkers, AreTheDefault) {
   TROUPE_NEEDS_DEVICES(2);
-  if (collectives_of_run() == collectives_policy::nccl)
-    GTEST_SKIP() << "this run's worlds use NCCL";
   system_.emplace(in_worker_processes(3));
-  world_.emplace(system_->open_world());
+  world_.emplace(must(world::open(*system_, {.devices = system_->ordinals()})));
   EXPECT_TRUE(sums());
   EXPECT_TRUE(sums(5'000'000)); // in one process, NCCL may do it
 }
@@ -167,6 +165,15 @@ TEST_F(DirectInWorkers, GoOnAfterAStall) {
     }
     EXPECT_TRUE(sums());
   }
+}
+
+TEST_F(DirectInWorkers, AreForEightRanksAtMost) {
+  TROUPE_HOST_ONLY("nine devices");
+  system_.emplace(in_worker_processes(9));
+  EXPECT_TRUE(has_code(system_->try_open_world({.collectives = collectives_policy::direct}).error(),
+                       errc::not_supported));
+  world_.emplace(must(world::open(*system_, {.devices = system_->ordinals()})));
+  EXPECT_TRUE(works(*world_));
 }
 
 TEST_F(DirectInWorkers, AreRefusedForRanksWithPrograms) {

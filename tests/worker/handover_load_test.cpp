@@ -257,7 +257,8 @@ TEST_F(HandoverUnderLoad, IsALossLikeAnyOtherIfAWorkerIsKilledMeanwhile) {
   std::mt19937_64 random{1};
   int ended = 0;
   const int rounds = on_cuda() ? 8 : 40;
-  for (int round = 0; round < rounds && !HasFailure(); ++round) {
+  // Beside other work, the moments may be wrong for some time.
+  for (int round = 0; (round < rounds || ended == 0) && !HasFailure(); ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     const auto d = w.device_of(pick(random, 0, 1));
     EXPECT_TRUE(eventually([&] { return w.status().standby_ready; }));
@@ -281,7 +282,6 @@ TEST_F(HandoverUnderLoad, IsALossLikeAnyOtherIfAWorkerIsKilledMeanwhile) {
     }
     EXPECT_TRUE(eventually([&] { return works(w) == true; }));
   }
-  EXPECT_TRUE(ended > 0 || on_cuda()); // else the moments are wrong
 }
 
 /// What a program in a worker reports.

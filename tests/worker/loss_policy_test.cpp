@@ -808,6 +808,7 @@ TEST_P(NeverComesBack, TheOthersGoOn) {
 TEST_F(LossPolicy, LossesInEachBuildEndTheWorld) {
   TROUPE_NEEDS_DEVICES(2);
   constexpr int restarts = 3;
+  collectives_ = collectives_policy::nccl; // its builds are held
   start(2, standby_policy::none, loss_policy::rebuild, restarts);
   until_members(2);
   doors_->builds.close();
@@ -858,6 +859,7 @@ TEST_F(LossPolicy, AWorldOpenedWhileADeviceComesBackWaitsForIt) {
 
 TEST_F(LossPolicy, FailEndsAWorldThatIsBeingBuilt) {
   TROUPE_NEEDS_DEVICES(2);
+  collectives_ = collectives_policy::nccl; // its builds are held
   auto& w = start(2, standby_policy::none, loss_policy::fail);
   until_members(2);
   doors_->builds.close();
