@@ -120,12 +120,13 @@ enum class collectives_policy : std::uint8_t {
   /// By NCCL. On the host backend: by its own communicators.
   nccl,
   /// By kernels of the library, which read and write the memory of other ranks' devices. At most 8
-  /// ranks, all in this process, whose devices reach each other's memory. There is nothing to
-  /// connect, and a communicator that ends leaves its devices at once, also if a rank never came.
+  /// ranks of this host, all in this process or all in workers without programs, whose devices
+  /// reach
+  /// each other. Nothing is connected, and a communicator that ends leaves its devices at once.
   direct,
   /// Direct, except what `way_table` gives to NCCL, whose communicator is built when a request
   /// needs it, or ahead (`world_config::nccl_ahead`). Requests that need it wait for it, and others
-  /// do not. All by NCCL where `direct` is not possible.
+  /// do not. All by NCCL where `direct` is not possible; all direct in workers where it is.
   automatic,
 };
 

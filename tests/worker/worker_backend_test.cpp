@@ -476,6 +476,7 @@ TEST(WorkerBackend, RanksThatStallEndInWorkersWithoutThreads) {
   world_config config;
   config.limits.stall_limit = 200ms;
   config.limits.restarts = 1000;
+  config.collectives = collectives_policy::nccl; // a direct one may go on in another stream
   auto w = system.open_world(config);
   EXPECT_TRUE(works(w));
   const auto on_all = [&](const std::string& launch) {
