@@ -24,9 +24,9 @@ caf::error retry_order::defer(locked lock, const operation& x) {
   return make_error(x.describe(errc::worker_lost, "deferred: a device was lost"));
 }
 
-/// From the last request to the first: the writes to a buffer since an attempt was admitted must be
-/// those of later requests that are made again. Then making all of them again, in this order,
-/// repeats everything that has been admitted on the buffer since.
+/// From the last request to the first: only later requests that are made again may have written to
+/// a buffer since an attempt was admitted. Then making all of them again, in this order, repeats
+/// everything that has been admitted on the buffer since.
 void retry_order::check(locked lock, std::span<retry> all) {
   std::unordered_map<const buffer*, std::uint64_t> later;
   for (auto& x : all | std::views::reverse) {

@@ -1,4 +1,4 @@
-/// What admission knows of a request that may be made again after a loss.
+/// The record that admission keeps of a request that may be made again after a loss.
 #pragma once
 
 #include "operation/admission_lock.hpp"

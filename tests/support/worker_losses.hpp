@@ -13,9 +13,12 @@
 namespace troupe::testing {
 
 /// Makes the devices of the test's backend, each in its own worker.
-inline std::shared_ptr<backend> make_workers(int devices) {
-  return must(
-      make_worker_backend({.backend = on_cuda() ? "cuda" : "host", .host = {.devices = devices}}));
+inline std::shared_ptr<backend> make_workers(int devices,
+                                             kept_memory keeps = kept_memory::after_end) {
+  worker_backend_options options{.backend = on_cuda() ? "cuda" : "host",
+                                 .host = {.devices = devices}};
+  options.workers.keep_memory = keeps;
+  return must(make_worker_backend(options));
 }
 
 inline system_options in_worker_processes(int devices) {

@@ -96,13 +96,10 @@ private:
 class HandoverTest : public ::testing::Test {
 protected:
   void start(int devices = 2, kept_memory keeps = kept_memory::after_end) {
-    worker_backend_options options{.backend = on_cuda() ? "cuda" : "host",
-                                   .host = {.devices = devices}};
-    options.workers.keep_memory = keeps;
     system_ = std::make_unique<test_system>(system_options{
         .devices = devices, .wrap = [=, this](std::shared_ptr<backend>) {
           return std::make_shared<behind_doors>(
-              std::make_shared<seen_backend>(must(make_worker_backend(options)), moves_), ways_);
+              std::make_shared<seen_backend>(make_workers(devices, keeps), moves_), ways_);
         }});
     device_ = system_->open(0);
   }

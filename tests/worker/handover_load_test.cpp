@@ -284,7 +284,7 @@ TEST_F(HandoverUnderLoad, IsALossLikeAnyOtherIfAWorkerIsKilledMeanwhile) {
   }
 }
 
-/// What a program in a worker reports.
+/// A report of a program in a worker.
 struct sign {
   std::int32_t rank = -1;
   std::uint32_t sums = 0; ///< that were right; 0: it has begun

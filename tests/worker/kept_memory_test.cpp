@@ -122,12 +122,9 @@ protected:
   void start(kept_memory keeps, int devices = 2) {
     device_ = {};
     system_.reset();
-    worker_backend_options options{.backend = on_cuda() ? "cuda" : "host",
-                                   .host = {.devices = devices}};
-    options.workers.keep_memory = keeps;
     system_ = std::make_unique<test_system>(system_options{
         .devices = devices, .wrap = [=, this](std::shared_ptr<backend>) {
-          return std::make_shared<backend_in_sight>(must(make_worker_backend(options)), seen_);
+          return std::make_shared<backend_in_sight>(make_workers(devices, keeps), seen_);
         }});
     device_ = system_->open(0);
   }

@@ -90,12 +90,9 @@ protected:
   void start(kept_memory keeps = kept_memory::after_end, int devices = 2) {
     device_ = {};
     system_.reset();
-    worker_backend_options options{.backend = on_cuda() ? "cuda" : "host",
-                                   .host = {.devices = devices}};
-    options.workers.keep_memory = keeps;
     system_ = std::make_unique<test_system>(
         system_options{.devices = devices, .wrap = [=](std::shared_ptr<backend>) {
-                         return must(make_worker_backend(options));
+                         return make_workers(devices, keeps);
                        }});
     device_ = system_->open(0);
   }
