@@ -159,7 +159,8 @@ struct world_limits {
   /// or less: the world fails when its first communicator ends.
   int restarts = 10;
   std::chrono::nanoseconds restart_window = std::chrono::seconds{60};
-  /// Pause before the second restart within the window; doubles with each further one.
+  /// Pause before the second restart within the window; doubles with each further one. Not where a
+  /// standby has taken over.
   std::chrono::milliseconds restart_backoff{50};
   /// The standby communicators; also in the worlds that `split` makes of this one. A switch counts
   /// as a restart. If no standby can be had, the world tries again after `restart_backoff`, which

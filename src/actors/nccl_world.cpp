@@ -110,7 +110,7 @@ public:
         [this](const communicator_gone&) {
           auto now = core_->status();
           if (now.epoch != told_epoch_ || now.membership != told_membership_) {
-            note_ready("by itself");
+            note_ready("with its standby");
             tell();
           }
           try_build();
@@ -261,7 +261,6 @@ private:
     if (building_ || !devices_ready() || !core_->switch_to_spare())
       return;
     note_ready("with a spare");
-    retry_.reset();
     tell();
   }
 
@@ -330,6 +329,7 @@ private:
     const auto now = core_->status();
     if (now.phase != world_phase::ready)
       return;
+    retry_.reset();
     const auto ended = ended_at_->exchange(clock::time_point::max());
     if (ended == clock::time_point::max())
       return;
@@ -468,7 +468,7 @@ private:
     if (building_)
       return; // the build in progress goes on
     retry_.reset();
-    if (earlier == 0)
+    if (earlier == 0 || !needed) // what a standby covers costs nothing
       try_build();
     else
       try_build_after(doubled(limits.restart_backoff, earlier - 1), retry);

@@ -71,6 +71,7 @@ public:
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   caf::error mark_end(part& p, event_view event, stream_view stream,
                       backend_device& device) override;
+  bool writes_to_peers() const noexcept override { return way_ == collective_way::direct; }
   bool has_parts_elsewhere() const noexcept override;
   void on_lost_part(part& p, const caf::error& why) noexcept override;
   /// Returns the error that ends a communicator because this operation, which was to run on it,

@@ -152,7 +152,7 @@ std::vector<flight_entry> operation::open_records() const {
 }
 
 bool is_lost(locked lock, const part& p) noexcept {
-  return device_state_of(*p.on).is_lost(lock, p.of->position());
+  return device_state_of(*p.on).is_lost(lock, p.of->position()) && !p.over();
 }
 
 bool operation::has_lost_part(locked lock) const noexcept {

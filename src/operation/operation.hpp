@@ -381,6 +381,9 @@ public:
   virtual caf::expected<issue_outcome> proceed(part& p, lane& on);
   /// Returns whether other processes have parts of it, which they may issue without this process.
   virtual bool has_parts_elsewhere() const noexcept { return false; }
+  /// Returns whether its parts write to memory of each other's devices. Then none of that is free
+  /// before all of them are over.
+  virtual bool writes_to_peers() const noexcept { return false; }
   /// Called when a part was issued and another never will be; `p` is the part that detected it. May
   /// be called twice. `why` is none if another part's failure is the reason.
   virtual void on_lost_part(part&, const caf::error& why) noexcept { static_cast<void>(why); }

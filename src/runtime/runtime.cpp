@@ -510,17 +510,7 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
                   [&](auto& x) { return x->position() > *last; }); // these wait for the device
   }
   note_end(why);
-  std::vector<std::pair<std::shared_ptr<void>, std::function<void(int, const caf::error&)>>>
-      watchers;
-  {
-    std::lock_guard lock{losses_mutex_};
-    std::erase_if(losses_, [](auto& x) { return x.first.expired(); });
-    for (auto& [who, f] : losses_)
-      if (auto alive = who.lock())
-        watchers.emplace_back(std::move(alive), f);
-  }
-  for (auto& [who, f] : watchers) // before the operations fail: the lane drops failed ones
-    f(state.ordinal(), why);
+  tell_watchers(state.ordinal(), why); // before the operations fail: the lane drops failed ones
   note_closed(why);
   for (auto& x : users)
     x->fail(why);
@@ -534,8 +524,9 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
   admission_->go_on_soon(); // held requests may need ranks that are gone
 }
 
-void runtime::on_device_back(lane&) noexcept {
-  admission_->go_on(); // held requests wait for it
+void runtime::on_device_back(lane& where) noexcept {
+  tell_watchers(where.state().ordinal(), {}); // first: requests go on at once where a world does
+  admission_->go_on();                        // held requests wait for it
 }
 
 void runtime::on_memory_lost(lane& where, const caf::error& why) noexcept {
@@ -568,8 +559,8 @@ void runtime::on_moved(lane& where, const caf::error& why) noexcept {
 /// more.
 void runtime::watch_lost(int ordinal) {
   auto& s = slots_[static_cast<std::size_t>(ordinal)];
-  while (auto x = take_lost(s))
-    end_lost(s, std::move(*x));
+  while (end_lost(s)) {
+  }
   {
     std::lock_guard lock{slots_mutex_};
     if (s.lost.empty())
@@ -583,23 +574,47 @@ void runtime::watch_lost(int ordinal) {
   static_cast<void>(again); // 0: the runtime has closed, and ends them
 }
 
-/// Returns the first lost process, if its work is over.
-std::optional<lost_process> runtime::take_lost(slot& s) {
-  std::lock_guard lock{slots_mutex_};
-  if (s.lost.empty() || !(closed_ || s.lost.front().work_is_over()))
-    return std::nullopt;
-  auto result = std::move(s.lost.front());
-  s.lost.pop_front();
-  return result;
+/// Returns whether a part of the same operation, on another device, may still write to memory of
+/// the device that had `p`.
+bool runtime::is_written_by_peers(const part& p) const {
+  const auto is_lost = [this](const part& x) {
+    return std::ranges::any_of(slots_, [&](auto& s) {
+      return std::ranges::any_of(
+          s.lost, [&](auto& process) { return std::ranges::count(process.parts, &x) != 0; });
+    });
+  };
+  return p.of->writes_to_peers() && std::ranges::any_of(p.of->parts(), [&](const part& x) {
+           return !x.over() && !is_lost(x);
+         });
 }
 
-void runtime::end_lost(slot& s, lost_process x) {
-  auto& state = s.worker->state();
-  x.end();
-  bool was_last = false;
+/// Ends the parts of the first lost process, if its work is over, except where peers still write.
+/// Returns whether that was the rest of it.
+bool runtime::end_lost(slot& s) {
+  lost_process over;
+  bool is_rest = false;
   {
+    std::lock_guard lock{slots_mutex_};
+    if (s.lost.empty() || !(closed_ || s.lost.front().work_is_over()))
+      return false;
+    auto& parts = s.lost.front().parts;
+    const auto rest = std::ranges::partition(
+        parts, [this](const part* p) { return closed_ || !is_written_by_peers(*p); });
+    over.parts.assign(parts.begin(), rest.begin());
+    over.until = s.lost.front().until;
+    parts.erase(parts.begin(), rest.begin());
+    is_rest = parts.empty();
+    if (is_rest)
+      s.lost.pop_front();
+    else if (over.parts.empty())
+      return false;
+  }
+  over.end();
+  auto& state = s.worker->state();
+  bool was_last = false;
+  if (is_rest) {
     admission_lock lock;
-    state.set_lost_work_over(lock, x.until);
+    state.set_lost_work_over(lock, over.until);
     was_last = !state.has_lost_work(lock);
   }
   admission_->go_on(); // held requests may wait for it
@@ -607,6 +622,20 @@ void runtime::end_lost(slot& s, lost_process x) {
   if (was_last)
     for (auto* listener : listeners_)
       listener->on_lost_work_over(state.ordinal());
+  return is_rest;
+}
+
+void runtime::tell_watchers(int ordinal, const caf::error& why) {
+  std::vector<std::pair<std::shared_ptr<void>, std::function<void(int, const caf::error&)>>> all;
+  {
+    std::lock_guard lock{losses_mutex_};
+    std::erase_if(losses_, [](auto& x) { return x.first.expired(); });
+    for (auto& [who, f] : losses_)
+      if (auto alive = who.lock())
+        all.emplace_back(std::move(alive), f);
+  }
+  for (auto& [who, f] : all)
+    f(ordinal, why);
 }
 
 void runtime::watch_losses(std::weak_ptr<void> who, std::function<void(int, const caf::error&)> f) {

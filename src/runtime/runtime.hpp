@@ -104,8 +104,8 @@ public:
   void begin_replies() noexcept { roots_.fetch_add(1); }
   void end_replies() noexcept;
 
-  /// Calls `f`, on any thread, with the ordinal of each lost device, before the device is ready
-  /// again, as long as `who` exists.
+  /// Calls `f`, on any thread, with the ordinal of each lost device and the reason, and without one
+  /// when that device is ready again, as long as `who` exists.
   void watch_losses(std::weak_ptr<void> who, std::function<void(int, const caf::error&)> f);
 
   /// Sends a note (`process_note`) to the process that has a device.
@@ -152,8 +152,9 @@ private:
   void refuse_retries();
   void end_loss();
   void watch_lost(int ordinal);
-  std::optional<lost_process> take_lost(slot& s);
-  void end_lost(slot& s, lost_process x);
+  void tell_watchers(int ordinal, const caf::error& why);
+  bool is_written_by_peers(const part& p) const; // under slots_mutex_
+  bool end_lost(slot& s);
 
   void watch_reset(const std::shared_ptr<lane>& worker, std::uint64_t generation,
                    const std::shared_ptr<operation_of<std::uint64_t>>& answer);

@@ -35,8 +35,9 @@ void world_core::set_on_end(end_listener on_end, std::function<void()> on_gone,
   on_end_ = std::move(on_end);
   on_gone_ = std::move(on_gone);
   on_wanted_ = std::move(on_wanted);
-  runtime_->watch_losses(
-      weak_from_this(), [this](int device, const caf::error& why) { on_device_loss(device, why); });
+  runtime_->watch_losses(weak_from_this(), [this](int device, const caf::error& why) {
+    why ? on_device_loss(device, why) : on_device_back();
+  });
   runtime_->moves().add_listener(weak_from_this());
 }
 

@@ -212,6 +212,7 @@ private:
                               std::uint64_t losses);
   caf::error build_standby(std::uint64_t epoch, std::uint64_t membership, std::size_t k);
   void on_device_loss(int device, const caf::error& why);
+  void on_device_back();
   void announce();
   void go_on_without(locked lock, int device);
   bool switch_to_survivors(locked);

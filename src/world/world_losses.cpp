@@ -209,6 +209,13 @@ void world_core::on_device_loss(int device, const caf::error& why) {
     announce();
 }
 
+/// Goes on with the spare of a lost device. Processes of programs are told of it, which may take
+/// long: their worlds go on when the actor says so.
+void world_core::on_device_back() {
+  if (!on_live_ && switch_to_spare() && on_gone_)
+    on_gone_(); // the actor has an outdated view
+}
+
 /// Goes on without the lost ranks, if that is the policy. If none is left, waits for any to return.
 void world_core::go_on_without(locked lock, int device) {
   if (on_loss_ != loss_policy::shrink || !opened_ || phase_ > world_phase::ready)

@@ -519,6 +519,22 @@ TEST_F(Standby, IsConnectedBesideLoad) {
   EXPECT_EQ(b.status().epoch, 1u);
 }
 
+TEST_F(Standby, IsBuiltAgainWithoutAPause) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto system = make_system(2);
+  auto config = with_standby();
+  config.limits.restart_backoff = std::chrono::hours{1};
+  auto w = system.open_world(config);
+  world_feed feed{system, w.actor()};
+  for (int i = 0; i < 3; ++i) {
+    until_standby(feed, w.status().epoch);
+    plan->add({fault::fail, verb::collective, 1});
+    EXPECT_FALSE(answer_of(w.barrier()));
+    EXPECT_TRUE(works(w));
+  }
+  until_standby(feed, w.status().epoch);
+}
+
 // -- many times
 
 TEST_F(Standby, GoesOnAHundredTimesUnderLoadWithoutGrowth) {

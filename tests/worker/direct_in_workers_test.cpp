@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -30,10 +31,13 @@ protected:
     config.limits.standby = standby;
     config.limits.on_loss = on_loss;
     config.limits.restarts = 1000;
+    config.limits.restart_backoff = backoff_;
     world_.emplace(system_->open_world(config));
     feed_.emplace(*system_, world_->actor());
     return *world_;
   }
+
+  std::chrono::milliseconds backoff_ = world_limits{}.restart_backoff; ///< set before `start`
 
   world_status until_prepared(std::uint64_t from_epoch = 0) {
     return feed_->until([=](const world_status& x) {
@@ -98,6 +102,7 @@ TEST_F(DirectInWorkers, UseMemoryThatAppearsLater) {
 /// A spare has mapped the memory of the other devices, also what appeared after its start.
 TEST_F(DirectInWorkers, GoOnWithSpares) {
   TROUPE_NEEDS_DEVICES(2);
+  backoff_ = std::chrono::hours{1}; // a standby is not a restart that has to wait
   auto& w = start(standby_policy::full);
   std::uint64_t epoch = 0;
   std::vector<gpu_ref<std::uint32_t>> held;

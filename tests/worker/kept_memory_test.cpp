@@ -22,7 +22,9 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -35,7 +37,13 @@ using elements = std::vector<std::uint32_t>;
 
 constexpr std::size_t count = std::size_t{1} << 16;
 constexpr const char* endless_write = "KeptMemory.endless_write";
+constexpr const char* while_file_exists = "KeptMemory.while_file_exists";
+constexpr const char* make_file = "KeptMemory.make_file";
 constexpr const char* fault_of_device = "KeptMemory.fault";
+
+std::string text_of(std::span<const std::byte> x) {
+  return {reinterpret_cast<const char*>(x.data()), x.size()};
+}
 
 /// Workers run the same program, so the launches are registered there too.
 [[maybe_unused]] const bool registered = [] {
@@ -43,14 +51,22 @@ constexpr const char* fault_of_device = "KeptMemory.fault";
   // GPU, where the host cannot write there, it only lasts as long.
   must(register_launch(endless_write, [](launch_context& context, auto, auto writes, auto path) {
     auto* to = static_cast<std::uint32_t*>(must(writes.front().access()));
-    return context.run_on_host(
-        [=, n = writes.front().count(), on_gpu = context.cuda_stream() != nullptr,
-         file = std::string{reinterpret_cast<const char*>(path.data()), path.size()}] {
-          std::ofstream{file} << "begun";
-          std::uint32_t elsewhere = 0;
-          for (std::uint32_t i = 0;; ++i)
-            *static_cast<volatile std::uint32_t*>(on_gpu ? &elsewhere : &to[i % n]) = i;
-        });
+    return context.run_on_host([=, n = writes.front().count(),
+                                on_gpu = context.cuda_stream() != nullptr, file = text_of(path)] {
+      std::ofstream{file} << "begun";
+      std::uint32_t elsewhere = 0;
+      for (std::uint32_t i = 0;; ++i)
+        *static_cast<volatile std::uint32_t*>(on_gpu ? &elsewhere : &to[i % n]) = i;
+    });
+  }));
+  must(register_launch(while_file_exists, [](launch_context& context, auto, auto, auto path) {
+    return context.run_on_host([file = text_of(path)] {
+      while (std::filesystem::exists(file))
+        std::this_thread::yield();
+    });
+  }));
+  must(register_launch(make_file, [](launch_context& context, auto, auto, auto path) {
+    return context.run_on_host([file = text_of(path)] { std::ofstream{file} << "made"; });
   }));
   must(register_launch(fault_of_device, [](launch_context&, auto, auto, auto native) {
     failure why{.code = errc::device_fault, .detail = "on purpose"};
@@ -360,6 +376,38 @@ TEST_F(KeptMemory, HoldsUpNoOtherDevice) {
   seen_->work_is_over = true;
   must(answer_of(other.fill(target, 6u)));
   EXPECT_TRUE(works(other));
+}
+
+/// Direct collectives write to memory of other devices.
+TEST_F(KeptMemory, IsBusyWhilePeersOfALostRankMayWrite) {
+  TROUPE_NEEDS_DEVICES(2);
+  start(kept_memory::after_end);
+  const auto other = system_->open(1);
+  const auto w =
+      system_->open_world({.devices = {0, 1}, .collectives = collectives_policy::direct});
+  std::vector<gpu_ref<std::uint32_t>> data{filled(device_, counted(0)), filled(other, counted(0))};
+  auto beside = filled(other, counted(1));
+  auto written = filled(device_, counted(2));
+  const auto file = folder_.file("the rank is held up");
+  std::ofstream{file} << "begun";
+  auto holding = other.launch(while_file_exists, bytes_of_text(file), {}, {any_gpu_ref{data[1]}});
+  auto summing = w.all_reduce(data, reduce_op::sum);
+  EXPECT_TRUE(holds(device_, written, counted(2))); // now both parts are in their streams
+  EXPECT_TRUE(holds(other, beside, counted(1)));
+  auto endless = write_endlessly(written);
+  kill();
+  EXPECT_TRUE(has_code(answer_of(summing).error(), errc::worker_lost));
+  EXPECT_TRUE(has_code(answer_of(endless).error(), errc::worker_lost));
+  const auto made = folder_.file("the memory was used");
+  auto using_it = device_.launch(make_file, bytes_of_text(made), {}, {any_gpu_ref{data[0]}});
+  must(answer_of(device_.fill(written, 8u))); // its worker's own work is over
+  for (int i = 0; i < 20; ++i)
+    EXPECT_TRUE(works(device_));
+  EXPECT_FALSE(std::filesystem::exists(made));
+  std::filesystem::remove(file);
+  must(answer_of(holding));
+  must(answer_of(using_it));
+  EXPECT_TRUE(std::filesystem::exists(made));
 }
 
 TEST_F(KeptMemory, EndsWithAReset) {
