@@ -63,7 +63,7 @@ caf::error check_uses(locked lock, const operation& request, const operation& op
   // Check for stale memory first: it stays stale, whatever else is wrong with the other uses.
   for (auto& u : uses)
     if (u.memory->stale())
-      return refuse(u, errc::stale_ref, "the device was reset after the allocation");
+      return refuse(u, errc::stale_ref, "the device was reset or lost after the allocation");
   while (!uses.empty()) {
     auto run = first_run(uses);
     uses = uses.subspan(run.size());

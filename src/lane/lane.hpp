@@ -55,6 +55,8 @@ public:
   virtual void on_device_back(lane& where) noexcept = 0;
   /// Called before that if its memory could not be kept. Its state is closed.
   virtual void on_memory_lost(lane& where, const caf::error& why) noexcept = 0;
+  /// Does a job that takes long, on another thread.
+  virtual void run_later(std::function<void()> job) = 0;
   /// Called with what a lost process was doing. The owner ends it.
   virtual void on_lost_process(lane& where, lost_process x) noexcept = 0;
   /// Called once for each `lane::request_move`. After an error the device is not on its spare,
@@ -314,6 +316,7 @@ private:
   std::optional<std::uint64_t> held_by(part& p) noexcept;
   static void see_through_dropped(part& p);
   static void wake_waiting(const part& x) noexcept;
+  static event_view set_over(part& p) noexcept;
   static void settle_if_over(part& p) noexcept;
   bool stands_between(const part& p) const noexcept;
   caf::error wait_for_what_is_before(part& p);

@@ -127,7 +127,8 @@ void lane::leave_flight(part& p) noexcept {
     --who->in_flight;
 }
 
-void lane::finish(part& p, std::int64_t now) noexcept {
+/// Marks a part as over. Returns its event.
+event_view lane::set_over(part& p) noexcept {
   event_view event;
   {
     flag_lock lock{p.event_guard};
@@ -136,9 +137,14 @@ void lane::finish(part& p, std::int64_t now) noexcept {
                std::memory_order_release);
   }
   wake_waiting(p);
+  p.predecessors.clear();
+  return event;
+}
+
+void lane::finish(part& p, std::int64_t now) noexcept {
+  const auto event = set_over(p);
   if (!p.shares_event)
     retire(event);
-  p.predecessors.clear();
   if (!p.is_placeholder)
     p.of->on_part_done(p);
   record_.over(p, !p.is_placeholder, state_->generation(), now);
@@ -146,13 +152,7 @@ void lane::finish(part& p, std::int64_t now) noexcept {
 }
 
 void lane::end_lost(part& p) noexcept {
-  {
-    flag_lock lock{p.event_guard};
-    p.at.store(p.is_placeholder ? part::state::skipped : part::state::done,
-               std::memory_order_release);
-  }
-  wake_waiting(p);
-  p.predecessors.clear();
+  static_cast<void>(set_over(p)); // it has none any more
   settle_if_over(p);
 }
 

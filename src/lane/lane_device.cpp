@@ -264,10 +264,13 @@ void lane::revive() {
     give_up_device();
   if (move_requested_.exchange(false))
     owner_.on_moved(*this, why);
-  // Not before: it takes time, and requests wait.
+  // Not before, and not here: it takes time, and requests wait.
   forget(events);
   for (auto& ring : rings)
-    static_cast<void>(note(ring->close()));
+    if (auto free = ring->let_go())
+      owner_.run_later(std::move(free));
+    else
+      static_cast<void>(note(ring->close()));
 }
 
 /// Destroys free events of a former process: else what is left of it would be kept.

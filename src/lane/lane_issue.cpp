@@ -125,7 +125,8 @@ caf::error lane::check_generation(const part& p) const {
       if (home.live_generation() == 0)
         if (auto reason = home.reason())
           return reason;
-      auto why = p.of->describe(errc::stale_ref, "the device was reset after the allocation");
+      auto why =
+          p.of->describe(errc::stale_ref, "the device was reset or lost after the allocation");
       why.device = home.ordinal();
       why.generation = u.memory->generation();
       return make_error(std::move(why));

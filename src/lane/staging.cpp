@@ -152,6 +152,16 @@ caf::error staging_ring::close() noexcept {
   return device_.deallocate_pinned(std::exchange(memory_, nullptr));
 }
 
+std::function<void()> staging_ring::let_go() {
+  auto deleter = device_.pinned_deleter();
+  if (memory_ == nullptr || !deleter)
+    return nullptr;
+  return [memory = std::exchange(memory_, nullptr), free = std::move(deleter)] {
+    if (auto error = free(memory))
+      log(log_level::warning, "pinned memory of a lane was not freed", error);
+  };
+}
+
 // -- transfer
 
 struct transfer::piece {

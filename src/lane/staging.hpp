@@ -86,6 +86,8 @@ public:
   bool has_memory() const noexcept { return memory_ != nullptr; }
   /// Frees the memory. No piece is in use.
   caf::error close() noexcept;
+  /// Gives the memory up, and returns what frees it, on any thread. Null if `close` has to.
+  std::function<void()> let_go();
 
 private:
   struct piece {

@@ -19,7 +19,7 @@ caf::error stale_error(int device, std::uint64_t generation, const char* why) {
 
 caf::error stale_error(const any_gpu_ref& ref) {
   return stale_error(ref.device(), ref.generation(),
-                     ref ? "the device was reset after the allocation"
+                     ref ? "the device was reset or lost after the allocation"
                          : "the handle has no memory");
 }
 

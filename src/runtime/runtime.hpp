@@ -133,6 +133,7 @@ public:
   void on_device_lost(lane& where, const caf::error& why) noexcept override;
   void on_device_back(lane& where) noexcept override;
   void on_memory_lost(lane& where, const caf::error& why) noexcept override;
+  void run_later(std::function<void()> job) override { workers_.run(std::move(job)); }
   void on_lost_process(lane& where, lost_process x) noexcept override;
   void on_moved(lane& where, const caf::error& why) noexcept override;
 

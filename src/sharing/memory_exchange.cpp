@@ -303,7 +303,7 @@ void memory_exchange::borrow(const memory_note& note) {
   }
   if (!ref) { // the lender is gone, or gets the memory back
     give_back(device, note.number, note.unreadable);
-    x.to->answer(claim_error(errc::stale_ref, device, "the device was reset"));
+    x.to->answer(claim_error(errc::stale_ref, device, "the device was reset or lost"));
     return;
   }
   for (auto& w : note.unreadable)

@@ -195,8 +195,11 @@ void world_core::on_device_loss(int device, const caf::error& why) {
   }
   if (switched)
     runtime_->admissions().go_on();
-  for (auto& x : idle)
-    x->discard();
+  if (!idle.empty()) // it takes time, and the device waits to be opened
+    runtime_->workers().run([idle = std::move(idle)] {
+      for (auto& x : idle)
+        x->discard();
+    });
   for (auto& x : ends)
     x->fail(why);
   if (live) {

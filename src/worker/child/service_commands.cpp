@@ -257,12 +257,12 @@ caf::error worker_service::copy(const copy_args& x) {
   });
 }
 
-/// The properties are asked for once: the driver takes long.
+/// A spare has done this before: the driver takes long.
 caf::error worker_service::bind() {
-  if (auto error = device_->bind())
-    return error;
   if (properties_)
     return {};
+  if (auto error = device_->bind())
+    return error;
   auto properties = device_->properties();
   if (!properties)
     return properties.error();
