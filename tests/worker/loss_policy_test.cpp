@@ -697,6 +697,34 @@ TEST_F(LossPolicy, WhoComesAfterTheLossWaits) {
   EXPECT_TRUE(works(w));
 }
 
+/// The device may be back before the world's actor knows that it was lost.
+TEST_F(LossPolicy, GoesOnWithASpareBeforeItsActorKnows) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto& w = start(2, standby_policy::full);
+  const auto before = until_prepared();
+  std::promise<void> opened;
+  std::shared_future<void> gate = opened.get_future();
+  const auto inside = std::make_shared<std::atomic<std::size_t>>(0);
+  const auto threads =
+      caf::get_or(system_->get().config(), "scheduler.max-threads", std::size_t{1});
+  for (std::size_t i = 0; i < threads; ++i)
+    system_->get().spawn([gate, inside] {
+      ++*inside;
+      gate.wait();
+    });
+  ASSERT_TRUE(eventually([&] { return *inside == threads; })); // now no actor runs
+  EXPECT_EQ(code_of(lose(1)), errc::worker_lost);
+  EXPECT_TRUE(eventually([&] { return w.status().phase == world_phase::ready; }));
+  EXPECT_TRUE(works(w));
+  const auto now = w.status();
+  EXPECT_EQ(now.membership, before.membership + 1);
+  opened.set_value();
+  until_prepared(); // the actor has heard of it all
+  EXPECT_EQ(w.status().epoch, now.epoch);
+  EXPECT_EQ(w.status().membership, now.membership);
+  EXPECT_TRUE(works(w));
+}
+
 TEST_F(LossPolicy, FailoverHasSparesWithoutStandbys) {
   TROUPE_NEEDS_DEVICES(2);
   auto& w = start(2, standby_policy::none, loss_policy::failover);
