@@ -719,7 +719,9 @@ TEST_F(LossPolicy, GoesOnWithASpareBeforeItsActorKnows) {
   const auto now = w.status();
   EXPECT_EQ(now.membership, before.membership + 1);
   opened.set_value();
-  until_prepared(); // the actor has heard of it all
+  feed_->until([&](const world_status& x) { // then the actor has heard of it all
+    return x.membership >= now.membership && x.standby_ready;
+  });
   EXPECT_EQ(w.status().epoch, now.epoch);
   EXPECT_EQ(w.status().membership, now.membership);
   EXPECT_TRUE(works(w));
