@@ -172,6 +172,7 @@ private:
   }
 
   caf::error send(std::span<const std::byte> message, std::optional<int> descriptor = {}) {
+    before_telling_another_process();
     std::lock_guard lock{sending_};
     auto error = parent_.socket().send(message, descriptors_of(descriptor));
     if (error && !ending_)
