@@ -58,13 +58,13 @@ struct settings : bench::common_settings {
   std::size_t seconds = 0;
   std::uint32_t seed = 1;
   std::string how = "kill";
-  std::string standby = "full";
+  std::string standby = "spares";
   std::string on_loss = "automatic";
   std::string when = "ready";
 
   troupe::standby_policy standby_wanted() const {
     using enum troupe::standby_policy;
-    for (auto x : {same, survivors, full})
+    for (auto x : {spares, communicators, full})
       if (standby == to_string(x))
         return x;
     return none;
@@ -76,7 +76,7 @@ struct settings : bench::common_settings {
         return x;
     return automatic;
   }
-  bool shrinks() const { return standby == "survivors" || on_loss == "shrink"; }
+  bool shrinks() const { return on_loss == "shrink"; }
   bool waits_for_standbys() const { return when == "ready" && standby != "none"; }
   bool hands_over() const { return how == "hand_over"; }
   bool sums_large() const { return waits_for_standbys() && !shrinks(); }
@@ -525,7 +525,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember(ways))
       ->capture_default_str();
   app.add_option("--standby", s.standby, "what the world has ready")
-      ->check(CLI::IsMember({"none", "same", "survivors", "full"}))
+      ->check(CLI::IsMember({"none", "spares", "communicators", "full"}))
       ->capture_default_str();
   app.add_option("--on-loss", s.on_loss, "how it goes on")
       ->check(CLI::IsMember({"automatic", "failover", "shrink", "rebuild"}))

@@ -318,7 +318,7 @@ int main(int argc, char** argv) {
   }
   std::vector<double> by_hand;
   std::vector<double> opened;
-  series with{.standby = troupe::standby_policy::same, .cycles = s.cycles};
+  series with{.standby = troupe::standby_policy::communicators, .cycles = s.cycles};
   series without{.cycles = s.cycles};
   series direct{.collectives = troupe::collectives_policy::direct,
                 .in_flight = s.in_flight,

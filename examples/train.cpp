@@ -175,7 +175,8 @@ int main(int argc, char** argv) try {
   cfg.placement = troupe::placement::worker_process;
   caf::actor_system sys{cfg};
   troupe::world_config plan{.devices = troupe::all_devices(sys)}; // no pause, however many losses
-  plan.limits = {.restarts = 99999, .restart_backoff = {}, .standby = troupe::standby_policy::full};
+  plan.limits = {
+      .restarts = 99999, .restart_backoff = {}, .standby = troupe::standby_policy::spares};
   run(*must(troupe::world::open(sys, plan)), chaos, pause);
 } catch (const caf::error& why) {
   std::fprintf(stderr, "%s\n", troupe::describe(why).c_str());

@@ -186,7 +186,7 @@ int main() {
     troupe::world_config config;
     config.devices = troupe::all_devices(sys);
     config.limits.stall_limit = 200ms; // longer than any collective of the loop takes
-    config.limits.standby = troupe::standby_policy::same; // go on without building anything
+    config.limits.standby = troupe::standby_policy::communicators; // go on at once
     auto world = troupe::world::open(sys, config);
     // [limits]
     if (!world)

@@ -71,25 +71,24 @@ detail::inspect_result<Inspector> inspect(Inspector& f, world_status& x) {
 /// Returns the view that a `membership_changed` error carries; none for other errors.
 std::optional<world_status> status_of(const caf::error& e);
 
-/// The communicators that a world keeps connected and idle, so that it can continue at once when
-/// the present one ends. For worlds whose collectives all go by NCCL: with direct collectives a
-/// world always has one over the same members, as long as it may restart. NCCL's communicator
-/// beside the direct one has none.
+/// What a world keeps ready, so that it can continue at once when its communicator ends.
+/// Direct communicators cost little: a world with direct collectives always has those for its
+/// `loss_policy`, as long as it may restart. Those of NCCL are built when they are needed, or kept:
+/// connected and idle. Each costs as much device memory on each of its ranks as any communicator,
+/// on NVIDIA GPUs about 485 MiB (less with a smaller NCCL_BUFFSIZE). While one is being connected
+/// in one process, after the start and after each switch, its devices do nothing else. NCCL's
+/// communicator beside a direct one has no standby.
 enum class standby_policy : std::uint8_t {
-  none, ///< requests wait until another communicator is built and connected
-  /// One over the same members. It costs as much device memory on each rank as any communicator, on
-  /// NVIDIA GPUs about 485 MiB (less with a smaller NCCL_BUFFSIZE). While one is being connected,
-  /// after the start and after each switch, its devices do nothing else.
-  same,
-  /// For each rank, one of all other ranks. If a device is lost with its worker process, the world
-  /// continues without it at once. Each costs as much device memory on each of its ranks as any
-  /// communicator. Only with `loss_policy::shrink`.
-  survivors,
-  /// For each rank, one with the spare of its device in the device's place. If a device is lost
-  /// with its worker process, the spare takes over the device at once, in its next incarnation, and
-  /// the world continues. Each costs as much device memory on each rank as any communicator, and
-  /// each spare costs the memory of a further process. Only with `loss_policy::failover`, and for
-  /// devices in worker processes (troupe/worker.hpp).
+  none,
+  /// A spare process for each device. If a device is lost with its worker process, the spare takes
+  /// over the device at once, in its next incarnation. It costs the memory of a further process.
+  /// Only with `loss_policy::failover`, and for devices in worker processes (troupe/worker.hpp).
+  spares,
+  /// Communicators of NCCL: one over the same members or, with `loss_policy::shrink`, for each rank
+  /// one of all other ranks. Not with `loss_policy::failover`.
+  communicators,
+  /// Both: a spare process for each device and, for each rank, a communicator with the spare of its
+  /// device in the device's place.
   full,
 };
 
@@ -97,14 +96,14 @@ std::string_view to_string(standby_policy x) noexcept;
 
 /// How a world reacts to the loss of a device with its worker process.
 enum class loss_policy : std::uint8_t {
-  /// `failover` with `standby_policy::full`, `shrink` with `survivors`, else `rebuild`.
+  /// `failover` with spares (`standby_policy::spares`, `full`), else `rebuild`.
   automatic,
-  /// The device's spare takes over the device at once; each device has a spare
-  /// (`backend::provide_spare`). With `standby_policy::full` the world continues at once, too;
-  /// otherwise requests wait for a communicator.
+  /// The device's spare takes over the device at once. The world continues at once, too, if it has
+  /// a communicator with the spare; otherwise requests wait for one. Only with
+  /// `standby_policy::spares` or `full`.
   failover,
-  /// The other ranks continue: at once with `standby_policy::survivors`, otherwise as soon as they
-  /// have a communicator. Requests have to allow it (`request_options::allow_shrunk`). When the
+  /// The other ranks continue: at once if they have a communicator without the lost one, otherwise
+  /// when it is built. Requests have to allow it (`request_options::allow_shrunk`). When the
   /// device is back, a communicator of all ranks is built beside the present one and takes over.
   /// Ranks keep their numbers. At most 64 ranks. If no rank is left, the world waits for the
   /// devices that have not failed.
@@ -162,8 +161,8 @@ struct world_limits {
   /// Pause before the second restart within the window; doubles with each further one. Not where a
   /// standby has taken over.
   std::chrono::milliseconds restart_backoff{50};
-  /// The standby communicators; also in the worlds that `split` makes of this one. A switch counts
-  /// as a restart. If no standby can be had, the world tries again after `restart_backoff`, which
+  /// What is kept ready; also in the worlds that `split` makes of this one. A switch counts as a
+  /// restart. If no standby can be had, the world tries again after `restart_backoff`, which
   /// doubles, at most ten times and up to `restart_window`. These attempts do not count.
   standby_policy standby = standby_policy::none;
   /// The reaction to the loss of a device; also in the worlds that `split` makes of this one. A

@@ -245,8 +245,7 @@ private:
       return wish::communicator;
     if (core_->wants_preparation())
       return preparing_ ? wish::nothing : wish::preparation;
-    if (now.standby_ready || !core_->absent().empty() ||
-        !(direct || core_->limits().standby == standby_policy::same))
+    if (now.standby_ready || !core_->absent().empty() || !core_->keeps_standby())
       return wish::nothing;
     if (!direct || may_restart())
       return wish::communicator;

@@ -31,18 +31,11 @@ caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr
       error)
     return error;
   const auto on_loss = loss_policy_of(x);
-  const auto wants = [&](standby_policy standby, loss_policy with) {
-    return x.standby == standby && on_loss != with
-               ? make_error(errc::invalid_argument,
-                            "standby_policy::" + std::string{to_string(standby)} +
-                                " is for loss_policy::" + std::string{to_string(with)} +
-                                ", not for " + std::string{to_string(on_loss)})
-               : caf::error{};
-  };
-  if (auto error = wants(standby_policy::full, loss_policy::failover); error)
-    return error;
-  if (auto error = wants(standby_policy::survivors, loss_policy::shrink); error)
-    return error;
+  if (keeps_spares(x) != (on_loss == loss_policy::failover))
+    return make_error(errc::invalid_argument,
+                      "loss_policy::" + std::string{to_string(on_loss)} +
+                          " is not for standby_policy::" + std::string{to_string(x.standby)} +
+                          ": with spares a world fails over, and it fails over with spares alone");
   if (on_loss == loss_policy::shrink && lanes.size() > rank_set::most)
     return make_error(errc::invalid_argument, "a world that shrinks has at most " +
                                                   std::to_string(rank_set::most) + " ranks, not " +
@@ -52,7 +45,7 @@ caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr
   if (!remote && with_program)
     return make_error(errc::not_supported,
                       "only ranks in worker processes are driven by programs of their own");
-  if (!remote && (on_loss == loss_policy::failover || x.standby == standby_policy::survivors))
+  if (!remote && on_loss == loss_policy::failover)
     return make_error(errc::not_supported,
                       "only devices in worker processes are lost, and have spares");
   return {};

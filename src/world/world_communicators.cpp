@@ -343,11 +343,10 @@ bool world_core::end_epoch(int device, const caf::error& cause) {
   std::vector<std::shared_ptr<communicator>> ends;
   std::shared_ptr<communicator> standby;
   const auto rank = rank_of(device);
-  // The device may be back already, and the world go on with its spare.
-  const bool may_be_back = code_of(cause) == errc::worker_lost;
-  auto has_it = [&](auto& x) {
-    return x && !x->absent().contains(rank) &&
-           !(may_be_back && runtime_->backend().is_current(x->rank(rank), device));
+  // After a loss, the device may be back already, and the world go on with its spare.
+  const bool is_lost = code_of(cause) == errc::worker_lost;
+  auto has_it = [=](auto& x) {
+    return x && !x->absent().contains(rank) && (!is_lost || x->has_lost_rank());
   };
   bool builds_with = false;
   {
@@ -368,7 +367,7 @@ bool world_core::end_epoch(int device, const caf::error& cause) {
   }
   if (standby)
     standby->retire();
-  if (!may_be_back) // else one of them may go on
+  if (!is_lost) // else one of them may go on
     discard_prepared();
   for (auto& x : ends)
     x->fail(cause);

@@ -9,19 +9,14 @@
 
 namespace troupe::detail {
 
+bool keeps_spares(const world_limits& x) noexcept {
+  return x.standby == standby_policy::spares || x.standby == standby_policy::full;
+}
+
 loss_policy loss_policy_of(const world_limits& x) noexcept {
   if (x.on_loss != loss_policy::automatic)
     return x.on_loss;
-  switch (x.standby) {
-  case standby_policy::full:
-    return loss_policy::failover;
-  case standby_policy::survivors:
-    return loss_policy::shrink;
-  case standby_policy::none:
-  case standby_policy::same:
-    break;
-  }
-  return loss_policy::rebuild;
+  return keeps_spares(x) ? loss_policy::failover : loss_policy::rebuild;
 }
 
 world_core::world_core(std::shared_ptr<runtime> runtime, std::string name,

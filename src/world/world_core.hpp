@@ -78,11 +78,13 @@ public:
   /// communicator, it becomes the standby. Returns false if it has ended.
   bool open();
   /// Prepares in the background for the next loss of a device: makes spares, or a standby for each
-  /// rank that may be lost (`standby_policy::survivors`, `full`), or both. `done` is called once,
-  /// on any thread. To be called while the world is ready and has none.
+  /// rank that may be lost, or both, as the policies say. `done` is called once, on any thread. To
+  /// be called while the world is ready and has none.
   void prepare_for_loss(std::function<void(const caf::error&)> done);
   /// Returns whether `prepare_for_loss` has something left to do.
   bool wants_preparation() const;
+  /// Returns whether there is to be a standby over the same members.
+  bool keeps_standby() const noexcept;
   /// All devices are ready again, one of them as its former spare: goes on with the standby built
   /// for that. Returns false if there is none: a communicator must be built; no standby is left.
   /// Does nothing while a device is handed over.
@@ -223,6 +225,10 @@ private:
   void take_prepared(locked, std::vector<std::shared_ptr<communicator>>& to);
   bool is_current(communicator& x) const;
   bool is_ready(rank_set absent) const;
+  /// Returns whether communicators are kept ready.
+  bool keeps_communicators() const noexcept;
+  /// Returns whether there is to be a standby for each rank that may be lost.
+  bool prepares_standbys() const noexcept;
   bool has_standby(locked) const noexcept;
   bool has_standby_for_each(locked) const noexcept;
   caf::error end_on_fault(const caf::error& why) const;
@@ -289,6 +295,9 @@ private:
   bool spares_ready_ = false;
   object_pool<collective_operation> spare_operation_; // for the next request of all ranks
 };
+
+/// Returns whether each device has a spare process.
+bool keeps_spares(const world_limits& x) noexcept;
 
 /// Returns the policy that `world_limits::on_loss` leads to.
 loss_policy loss_policy_of(const world_limits& x) noexcept;

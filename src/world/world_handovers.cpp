@@ -22,7 +22,8 @@ caf::error world_core::check_handover(locked lock, int device) const {
   if (phase_ != world_phase::ready || next_ || builds_ != 0 ||
       (current_ && !current_->fully_connected()))
     return wait("is building a communicator");
-  if (limits_.standby == standby_policy::full && absent().empty() && !has_standby(lock))
+  if (on_loss_ == loss_policy::failover && prepares_standbys() && absent().empty() &&
+      !has_standby(lock))
     return wait("has no standby yet");
   return {};
 }

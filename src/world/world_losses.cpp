@@ -16,11 +16,6 @@ namespace troupe::detail {
 namespace {
 bool is_there(const std::shared_ptr<communicator>& x) noexcept { return x && x->live(); }
 
-/// Returns whether there is to be a standby for each rank that may be lost.
-bool prepares_standbys(const world_limits& x, std::size_t ranks) noexcept {
-  return x.standby == standby_policy::full || (x.standby == standby_policy::survivors && ranks > 1);
-}
-
 /// A queue of the ranks whose spares are ready, in order of arrival, or the errors.
 class arrivals {
 public:
@@ -52,16 +47,32 @@ bool world_core::has_standby_for_each(locked) const noexcept {
   return std::all_of(prepared_.begin(), prepared_.end(), is_there);
 }
 
+bool world_core::keeps_communicators() const noexcept {
+  return main_way() == collective_way::direct || limits_.standby == standby_policy::communicators ||
+         limits_.standby == standby_policy::full;
+}
+
+bool world_core::prepares_standbys() const noexcept {
+  if (on_loss_ == loss_policy::failover)
+    return keeps_communicators();
+  return on_loss_ == loss_policy::shrink && size() > 1 && lanes_.front()->is_remote() &&
+         keeps_communicators(); // only devices in worker processes are lost
+}
+
+bool world_core::keeps_standby() const noexcept {
+  return keeps_communicators() && !prepares_standbys();
+}
+
 bool world_core::has_standby(locked lock) const noexcept {
-  return prepares_standbys(limits_, size()) ? has_standby_for_each(lock) : is_there(standby_);
+  return prepares_standbys() ? has_standby_for_each(lock) : is_there(standby_);
 }
 
 bool world_core::wants_preparation() const {
   admission_lock lock;
   if (phase_ != world_phase::ready || !absent().empty())
     return false;
-  return prepares_standbys(limits_, size()) ? !has_standby_for_each(lock)
-                                            : on_loss_ == loss_policy::failover && !spares_ready_;
+  return prepares_standbys() ? !has_standby_for_each(lock)
+                             : on_loss_ == loss_policy::failover && !spares_ready_;
 }
 
 /// The result is valid as long as the members are the same.
@@ -89,7 +100,7 @@ void world_core::prepare_for_loss(std::function<void(const caf::error&)> done) {
 
 caf::error world_core::prepare_for_loss(std::uint64_t first_epoch, std::uint64_t membership,
                                         std::uint64_t losses) {
-  const auto with_standbys = prepares_standbys(limits_, size());
+  const auto with_standbys = prepares_standbys();
   // A standby is built as soon as the spares that it needs are ready, while the others start.
   arrivals spares;
   std::vector<std::jthread> starts;
@@ -126,7 +137,7 @@ caf::error world_core::prepare_for_loss(std::uint64_t first_epoch, std::uint64_t
 
 /// Builds the standby for the loss of rank `k`.
 caf::error world_core::build_standby(std::uint64_t epoch, std::uint64_t membership, std::size_t k) {
-  const auto with_spare = limits_.standby == standby_policy::full;
+  const auto with_spare = on_loss_ == loss_policy::failover;
   const auto absent = with_spare ? rank_set{} : rank_set::of(k);
   auto ranks = ranks_without(absent);
   if (with_spare)

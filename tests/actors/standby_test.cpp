@@ -68,7 +68,7 @@ private:
 
 world_config with_standby() {
   world_config config;
-  config.limits.standby = standby_policy::same;
+  config.limits.standby = standby_policy::communicators;
   config.limits.stall_limit = on_cuda() ? 300ms : 100ms;
   config.limits.restart_backoff = 1ms;
   config.limits.restarts = 1 << 20;

@@ -386,7 +386,7 @@ private:
     x.restarts = 1 << 30;
     x.restart_backoff = 0ms;
     x.quiet_limit = trouble_ == trouble::stuck_lane ? 40ms : 10s;
-    x.standby = pick(random_, 0, 1) == 0 ? standby_policy::none : standby_policy::same;
+    x.standby = pick(random_, 0, 1) == 0 ? standby_policy::none : standby_policy::communicators;
     return x;
   }
 

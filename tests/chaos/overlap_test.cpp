@@ -109,7 +109,7 @@ class Overlap : public ::testing::TestWithParam<overlap_case> {};
 
 INSTANTIATE_TEST_SUITE_P(With, Overlap,
                          ::testing::Values(overlap_case{"NoStandby", standby_policy::none},
-                                           overlap_case{"Standby", standby_policy::same}),
+                                           overlap_case{"Standby", standby_policy::communicators}),
                          [](const auto& x) { return std::string{x.param.name}; });
 
 TEST_P(Overlap, AStallEndsTheWorldWhoseRankStandsStill) {

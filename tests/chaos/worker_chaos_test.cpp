@@ -82,9 +82,9 @@ world_limits limits_with(standby_policy standby, loss_policy on_loss) {
 
 const std::array policies{
     policy{"rebuild", limits_with(standby_policy::none, loss_policy::rebuild)},
-    policy{"same", limits_with(standby_policy::same, loss_policy::rebuild)},
+    policy{"same", limits_with(standby_policy::communicators, loss_policy::rebuild)},
     policy{"failover", limits_with(standby_policy::full, loss_policy::failover), devices},
-    policy{"shrink", limits_with(standby_policy::survivors, loss_policy::shrink)},
+    policy{"shrink", limits_with(standby_policy::communicators, loss_policy::shrink)},
 };
 
 // -- resources of this process

@@ -525,7 +525,7 @@ TROUPE_CHILD(GoesOnUnderLoad) {
   test_system system{{.devices = 2, .faults = plan}};
   set_log_sink([](const log_line&) {});
   world_config config;
-  config.limits.standby = standby_policy::same;
+  config.limits.standby = standby_policy::communicators;
   config.limits.stall_limit = 200ms;
   config.limits.restart_backoff = 0ms;
   config.limits.restarts = 1 << 20;

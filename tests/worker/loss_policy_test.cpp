@@ -89,7 +89,7 @@ const std::vector<std::size_t> survivors{0, 2, 3};
 class LossPolicyOfSurvivors : public LossPolicy {
 protected:
   world& start_and_lose_one() {
-    auto& w = start(ranks, standby_policy::survivors);
+    auto& w = start(ranks, standby_policy::communicators, loss_policy::shrink);
     until_prepared();
     doors_->devices.close();
     EXPECT_EQ(code_of(lose(lost)), errc::worker_lost);
@@ -347,7 +347,7 @@ TEST_F(LossPolicyOfSurvivors, ExchangeAndSendInGroups) {
 
 TEST_F(LossPolicy, SurvivorsGoOnAndAreJoinedAgain) {
   TROUPE_NEEDS_DEVICES(3);
-  auto& w = start(3, standby_policy::survivors);
+  auto& w = start(3, standby_policy::communicators, loss_policy::shrink);
   auto before = until_prepared();
   EXPECT_EQ(before.members.size(), 3u);
   const other_memory kept{w.device_of(0)};
@@ -433,7 +433,7 @@ caf::expected<float> add_up_by_ranks(const world& w, const std::vector<any_gpu_r
 
 TEST_F(LossPolicyOfSurvivors, MatchTheCallsOfTheirRanks) {
   TROUPE_NEEDS_DEVICES(4);
-  auto& w = start(ranks, standby_policy::survivors);
+  auto& w = start(ranks, standby_policy::communicators, loss_policy::shrink);
   const request_options may_shrink{.allow_shrunk = true};
   for (int cycle = 0; cycle < 2; ++cycle) {
     until_prepared();
@@ -537,7 +537,7 @@ void add_up_as_rank(const world& w, std::size_t rank, const std::atomic<bool>& s
 TEST_F(LossPolicy, RanksFindEachOtherAgain) {
   TROUPE_NEEDS_DEVICES(3);
   constexpr std::size_t n = 3;
-  auto& w = start(n, standby_policy::survivors);
+  auto& w = start(n, standby_policy::communicators, loss_policy::shrink);
   std::array<std::atomic<int>, n> right{};
   struct {
     std::atomic<bool> stop{false};
@@ -618,7 +618,7 @@ void add_up_survivors(const world& w, const std::atomic<bool>& stop, std::atomic
 class Shrinks : public LossPolicy, public ::testing::WithParamInterface<standby_policy> {};
 
 INSTANTIATE_TEST_SUITE_P(With, Shrinks,
-                         ::testing::Values(standby_policy::survivors, standby_policy::none),
+                         ::testing::Values(standby_policy::communicators, standby_policy::none),
                          [](auto& x) { return std::string{to_string(x.param)}; });
 
 TEST_P(Shrinks, AndGrowsUnderLoad) {
@@ -632,7 +632,7 @@ TEST_P(Shrinks, AndGrowsUnderLoad) {
   std::thread client{[&] { add_up_survivors(w, stop, right, shrunk); }};
   std::uint64_t epoch = 0;
   for (int i = 0; i < losses; ++i) {
-    if (GetParam() == standby_policy::survivors)
+    if (GetParam() == standby_policy::communicators)
       until_prepared();
     epoch = until_members(n, epoch).epoch;
     EXPECT_TRUE(goes_on(right, 3)) << "after " << i << " losses";
@@ -651,7 +651,7 @@ TEST_P(Shrinks, AndGrowsUnderLoad) {
 
 TEST_F(LossPolicy, ShrinksTwiceAndWaitsWhenNobodyIsLeft) {
   TROUPE_NEEDS_DEVICES(3);
-  auto& w = start(3, standby_policy::survivors);
+  auto& w = start(3, standby_policy::communicators, loss_policy::shrink);
   until_prepared();
   doors_->devices.close();
   EXPECT_EQ(code_of(lose(0)), errc::worker_lost);
@@ -729,7 +729,7 @@ TEST_F(LossPolicy, GoesOnWithASpareBeforeItsActorKnows) {
 
 TEST_F(LossPolicy, FailoverHasSparesWithoutStandbys) {
   TROUPE_NEEDS_DEVICES(2);
-  auto& w = start(2, standby_policy::none, loss_policy::failover);
+  auto& w = start(2, standby_policy::spares);
   auto before = until_members(2);
   EXPECT_TRUE(works(w));
   for (std::size_t i = 0; i < 3; ++i) {
@@ -743,7 +743,7 @@ TEST_F(LossPolicy, FailoverHasSparesWithoutStandbys) {
 TEST_F(LossPolicy, ALossWhileSparesStartLeavesItsReasonAndIsPreparedForAgain) {
   TROUPE_NEEDS_DEVICES(2);
   doors_->spares.close();
-  auto& w = start(2, standby_policy::none, loss_policy::failover);
+  auto& w = start(2, standby_policy::spares);
   const auto before = until_members(2);
   ASSERT_TRUE(eventually([&] { return doors_->spares.reached() == 2; }));
   doors_->devices.close();
@@ -916,17 +916,17 @@ struct policy_case {
 
 class MeshInWorkers : public LossPolicy, public ::testing::WithParamInterface<policy_case> {};
 
-INSTANTIATE_TEST_SUITE_P(With, MeshInWorkers,
-                         ::testing::Values(policy_case{standby_policy::none, loss_policy::failover},
-                                           policy_case{standby_policy::full, loss_policy::failover},
-                                           policy_case{standby_policy::survivors,
-                                                       loss_policy::shrink},
-                                           policy_case{standby_policy::none, loss_policy::rebuild},
-                                           policy_case{standby_policy::none, loss_policy::fail}),
-                         [](auto& x) {
-                           return std::string{to_string(x.param.on_loss)} + "_" +
-                                  std::string{to_string(x.param.standby)};
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    With, MeshInWorkers,
+    ::testing::Values(policy_case{standby_policy::spares, loss_policy::failover},
+                      policy_case{standby_policy::full, loss_policy::failover},
+                      policy_case{standby_policy::communicators, loss_policy::shrink},
+                      policy_case{standby_policy::none, loss_policy::rebuild},
+                      policy_case{standby_policy::none, loss_policy::fail}),
+    [](auto& x) {
+      return std::string{to_string(x.param.on_loss)} + "_" +
+             std::string{to_string(x.param.standby)};
+    });
 
 // INV-7, INV-12: calls over host memory have the same end on all ranks, even if the world changes.
 TEST_P(MeshInWorkers, CallsEndAlikeThroughLosses) {
@@ -966,7 +966,7 @@ TEST_P(MeshInWorkers, CallsEndAlikeThroughLosses) {
   std::uint64_t epoch = 0;
   const auto losses = on_loss == loss_policy::fail ? 1 : 6;
   for (int i = 0; i < losses; ++i) {
-    if (standby != standby_policy::none)
+    if (standby == standby_policy::communicators || standby == standby_policy::full)
       until_prepared();
     epoch = until_members(n, epoch).epoch + 1;
     until_right();
@@ -1008,15 +1008,16 @@ TEST_F(LossPolicy, RefusesWhatDoesNotFit) {
   };
   EXPECT_EQ(refusal(standby_policy::full, loss_policy::shrink), errc::invalid_argument);
   EXPECT_EQ(refusal(standby_policy::full, loss_policy::rebuild), errc::invalid_argument);
-  EXPECT_EQ(refusal(standby_policy::survivors, loss_policy::failover), errc::invalid_argument);
-  EXPECT_EQ(refusal(standby_policy::survivors, loss_policy::fail), errc::invalid_argument);
+  EXPECT_EQ(refusal(standby_policy::spares, loss_policy::fail), errc::invalid_argument);
+  EXPECT_EQ(refusal(standby_policy::communicators, loss_policy::failover), errc::invalid_argument);
+  EXPECT_EQ(refusal(standby_policy::none, loss_policy::failover), errc::invalid_argument);
 }
 
 TEST(LossPolicyInProcess, HasNoSpares) {
   test_system system{{.devices = 2}};
   if (in_workers())
     GTEST_SKIP() << "about devices of this process";
-  for (auto standby : {standby_policy::full, standby_policy::survivors}) {
+  for (auto standby : {standby_policy::full, standby_policy::spares}) {
     world_config config;
     config.devices = system.ordinals();
     config.limits.standby = standby;

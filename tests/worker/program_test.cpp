@@ -564,7 +564,7 @@ TEST_F(Programs, MayTakeTheirTimeToBegin) {
 TEST_F(Programs, AreToldWhichRankIsGone) {
   TROUPE_NEEDS_DEVICES(2);
   world_limits limits;
-  limits.standby = standby_policy::survivors;
+  limits.standby = standby_policy::communicators;
   limits.on_loss = loss_policy::shrink;
   const auto ways = std::make_shared<doors>();
   start(in_worker_processes(3, ways), {"hears rank 0", {}}, limits);
@@ -615,7 +615,7 @@ class ProgramsGoOn : public Programs, public ::testing::WithParamInterface<progr
 INSTANTIATE_TEST_SUITE_P(
     With, ProgramsGoOn,
     ::testing::Values(program_case{standby_policy::full, loss_policy::failover},
-                      program_case{standby_policy::survivors, loss_policy::shrink},
+                      program_case{standby_policy::communicators, loss_policy::shrink},
                       program_case{standby_policy::none, loss_policy::rebuild}),
     [](auto& x) { return std::string{to_string(x.param.on_loss)}; });
 

@@ -373,9 +373,9 @@ class LossLines : public ::testing::TestWithParam<way_on> {};
 INSTANTIATE_TEST_SUITE_P(
     Each, LossLines,
     ::testing::Values(way_on{"Rebuild", loss_policy::rebuild, standby_policy::none},
-                      way_on{"SameMembers", loss_policy::rebuild, standby_policy::same},
+                      way_on{"SameMembers", loss_policy::rebuild, standby_policy::communicators},
                       way_on{"Spares", loss_policy::failover, standby_policy::full},
-                      way_on{"Survivors", loss_policy::shrink, standby_policy::survivors}),
+                      way_on{"Survivors", loss_policy::shrink, standby_policy::communicators}),
     [](const auto& x) { return std::string{x.param.name}; });
 
 TEST_P(LossLines, OneForTheLossAndOneForTheWorldThatGoesOn) {
