@@ -171,13 +171,18 @@ protected:
       return std::ranges::none_of(children(), [&](auto x) { return killed_.contains(x); });
     }));
     workers();
+    const auto if_struck = [](bool struck, lost_writes then) {
+      return struck ? then : lost_writes::none;
+    };
     for (std::size_t i = 0; i < plain_.size(); ++i)
-      plain_[i].check(struck_.contains(i / buffers));
+      plain_[i].check(if_struck(struck_.contains(i / buffers), lost_writes::any));
     for (auto& x : sums_)
-      x.check(!struck_.empty());
-    for (auto* kind : {&retried_, &retried_sums_, &data_})
+      x.check(if_struck(!struck_.empty(), lost_writes::any));
+    for (auto* kind : {&retried_, &retried_sums_})
       for (auto& x : *kind)
-        x.check(false);
+        x.check(if_struck(!struck_.empty(), lost_writes::before_others));
+    for (auto& x : data_)
+      x.check(lost_writes::none);
     for (std::size_t rank = 0; rank < world_.size(); ++rank)
       EXPECT_EQ(world_.device_of(rank).generation(), 1u);
     struck_.clear();
