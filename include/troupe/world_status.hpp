@@ -73,7 +73,7 @@ std::optional<world_status> status_of(const caf::error& e);
 
 /// What a world keeps ready, so that it can continue at once when its communicator ends.
 /// Direct communicators cost little: a world with direct collectives always has those for its
-/// `loss_policy`, as long as it may restart. Those of NCCL are built when they are needed, or kept:
+/// `loss_policy`, and is back soon after other ends. Those of NCCL are built when needed, or kept:
 /// connected and idle. Each costs as much device memory on each of its ranks as any communicator,
 /// on NVIDIA GPUs about 485 MiB (less with a smaller NCCL_BUFFSIZE). While one is being connected
 /// in one process, after the start and after each switch, its devices do nothing else. NCCL's
