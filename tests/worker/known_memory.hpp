@@ -16,8 +16,8 @@ namespace troupe::testing {
 /// Which writes to a buffer may have failed with a lost worker.
 enum class lost_writes : std::uint8_t {
   none,
-  /// Those before one that was done: that of its worker's last writes may be known, and not that of
-  /// the writes before it. So these are not made again.
+  /// Writes before one that was done: the end of a worker's last write may be known, and not that
+  /// of a write before it, which then is not made again.
   before_others,
   any,
 };
@@ -95,7 +95,7 @@ private:
     std::function<caf::error()> result;
   };
 
-  /// What is skipped is as before, unless a write before that had begun.
+  /// Skipped memory is as before, unless a write before that had begun.
   void check_accepted(const std::vector<std::uint32_t>& values) const {
     if (const auto accepted = answer_of(on_.accept(memory_)))
       EXPECT_TRUE(consists_of_one(must(on_.download(memory_)), values));
