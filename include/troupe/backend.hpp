@@ -424,6 +424,11 @@ public:
   /// @thread any
   virtual void on_closed() noexcept {}
 
+  /// Called before the first `enqueue` of a rank whose calls come from a program that knows nothing
+  /// of the other ranks' calls; on all ranks or on none. If the backend can, it then compares the
+  /// calls, and ends those that do not match with errc::collective_mismatch.
+  virtual void compare_calls() noexcept {}
+
   /// Returns an error that occurred asynchronously, outside any call; none if there is none.
   [[nodiscard]] virtual caf::error asynchronous_error() noexcept = 0;
 };

@@ -35,8 +35,9 @@ template <class F> void with_type(dtype type, F f) {
 /// The memory of the ranks of one communicator.
 class emulated_ranks {
 public:
-  explicit emulated_ranks(unsigned size, std::uint32_t first_number = 0)
-      : ended_(size), first_(first_number) {
+  /// `compares`: the ranks compare their calls.
+  explicit emulated_ranks(unsigned size, std::uint32_t first_number = 0, bool compares = false)
+      : ended_(size), found_(size), compares_(compares), first_(first_number) {
     for (unsigned rank = 0; rank < size; ++rank) {
       arenas_.emplace_back(static_cast<detail::direct::arena*>(
           ::operator new(sizeof(detail::direct::arena), align)));
@@ -68,6 +69,7 @@ public:
       result.at[i] = arenas_[i].get();
     result.ended = &ended_[rank];
     result.aborted = &aborted_;
+    result.found = compares_ ? &found_[rank] : nullptr;
     result.first = first_;
     result.rank = rank;
     result.size = size();
@@ -89,6 +91,9 @@ public:
     return detail::direct::gpu::load(&arenas_[rank]->stopped[rank]) != 0;
   }
 
+  /// Returns what the rank was told of calls that do not match.
+  const detail::direct::mismatch& found(unsigned rank) const { return found_[rank]; }
+
   void abort() { detail::direct::gpu::store(&aborted_, 1); }
 
 private:
@@ -99,6 +104,8 @@ private:
 
   std::vector<std::unique_ptr<detail::direct::arena, freed>> arenas_;
   std::vector<std::uint32_t> ended_;
+  std::vector<detail::direct::mismatch> found_;
+  const bool compares_;
   const std::uint32_t first_;
   std::uint32_t aborted_ = 0;
 };

@@ -216,6 +216,7 @@ public:
   }
   void on_loss(std::function<void()> f) noexcept override { inner_->on_loss(std::move(f)); }
   std::shared_ptr<const device_life> life() const noexcept override { return inner_->life(); }
+  void compare_calls() noexcept override { inner_->compare_calls(); }
   caf::error asynchronous_error() noexcept override { return inner_->asynchronous_error(); }
 
   const backend_communicator& inner() const noexcept { return *inner_; }

@@ -59,6 +59,16 @@ TROUPE_DEVICE packet* slot_from(const plane& p, unsigned peer, unsigned channel,
   return own(p).slot[peer][channel][number % slots];
 }
 
+TROUPE_DEVICE packet* signature_at(const plane& p, unsigned peer, unsigned channel,
+                                   std::uint32_t number) {
+  return &p.at[peer]->signed_by_sender[p.rank][channel][number % slots];
+}
+
+TROUPE_DEVICE packet* signature_from(const plane& p, unsigned peer, unsigned channel,
+                                     std::uint32_t number) {
+  return &own(p).signed_by_sender[peer][channel][number % slots];
+}
+
 /// Returns whether it is time to clear the slot and the place of a message.
 TROUPE_DEVICE bool is_clearing(std::uint32_t number) { return number % clearing_period < slots; }
 
@@ -90,20 +100,35 @@ TROUPE_DEVICE void keep_received(const plane& p, unsigned peer, unsigned channel
   gpu::store(&own(p).numbers[peer][channel].received, received - p.first);
 }
 
+/// Clears what a receiver writes for a message that is put to it, if it is time to. Called before
+/// message `number` is sent, and after what it needs was read: the receiver writes there again only
+/// for a later message.
+TROUPE_DEVICE void clear_wanted(const plane& p, unsigned peer, unsigned channel,
+                                std::uint32_t number) {
+  if (!is_clearing(number))
+    return;
+  gpu::store(&own(p).wanted_at[peer][channel][number % slots], packet{});
+  gpu::store(&own(p).signed_by_receiver[peer][channel][number % slots], packet{});
+  gpu::fence_system();
+}
+
 /// Waits until the slot of message `number` to `peer` is free. Each thread that sends a part of the
 /// message calls it before, and others of its block may. `read`: a message that the peer is known
 /// to have read. Only what the peer acknowledges of the last messages counts, up to this one, which
 /// other threads may have sent: other numbers are older.
-TROUPE_DEVICE bool wait_for_slot(const plane& p, unsigned peer, unsigned channel,
-                                 std::uint32_t number, std::uint32_t read) {
-  if (is_clearing(number)) { // the peer fills this place again only for a later message
-    gpu::store(&own(p).wanted_at[peer][channel][number % slots], packet{});
-    gpu::fence_system();
-  }
+TROUPE_DEVICE bool wait_until_free(const plane& p, unsigned peer, unsigned channel,
+                                   std::uint32_t number, std::uint32_t read) {
   if (has_reached(read, number - slots))
     return true;
   const std::uint32_t* acknowledged = &own(p).numbers[peer][channel].acknowledged;
   return wait_until(p, [=] { return gpu::load(acknowledged) - (number - slots) <= slots; });
+}
+
+/// The same for a message that is not put.
+TROUPE_DEVICE bool wait_for_slot(const plane& p, unsigned peer, unsigned channel,
+                                 std::uint32_t number, std::uint32_t read) {
+  clear_wanted(p, peer, channel, number);
+  return wait_until_free(p, peer, channel, number, read);
 }
 
 TROUPE_DEVICE void send(packet* to, std::uint64_t data, std::uint32_t number) {
@@ -124,6 +149,88 @@ TROUPE_DEVICE bool receive(const plane& p, const packet* from, std::uint32_t num
   return there;
 }
 
+// -- signatures
+//
+// Ranks whose calls come from programs that know nothing of each other compare them: the first
+// message of a call, on each channel, has the signature of its sender's call.
+
+TROUPE_DEVICE bool is_signed(const plane& p) { return p.found != nullptr; }
+
+TROUPE_DEVICE void store(mismatch* to, const mismatch& x) {
+  gpu::store(&to->rank, x.rank);
+  gpu::store(&to->peer, x.peer);
+  for (unsigned half = 0; half < 2; ++half) {
+    gpu::store(&to->own[half], x.own[half]);
+    gpu::store(&to->theirs[half], x.theirs[half]);
+  }
+  gpu::fence_system();
+  gpu::store(&to->is_there, 1);
+}
+
+/// The same as `signature_of`, on the device.
+TROUPE_DEVICE std::uint64_t message_signature(std::uint64_t bytes, std::uint8_t tag) {
+  return bytes << signature_bytes_shift | tag;
+}
+
+/// Tells all ranks that a call of this rank does not match that of `peer`, and their kernels to
+/// end. Returns false.
+TROUPE_DEVICE bool report_mismatch(const plane& p, unsigned peer, std::uint64_t mine,
+                                   std::uint64_t theirs) {
+  if (gpu::add(&own(p).mismatches, 1) != 0)
+    return false; // one is enough
+  mismatch x;
+  x.rank = p.rank;
+  x.peer = peer;
+  for (unsigned half = 0; half < 2; ++half) {
+    x.own[half] = static_cast<std::uint32_t>(mine >> 32 * half);
+    x.theirs[half] = static_cast<std::uint32_t>(theirs >> 32 * half);
+  }
+  for (unsigned rank = 0; rank < p.size; ++rank)
+    store(&p.at[rank]->mismatch_of[p.rank], x);
+  gpu::fence_system();
+  for (unsigned rank = 0; rank < p.size; ++rank)
+    gpu::store(&p.at[rank]->stop, 1);
+  return false;
+}
+
+/// Passes a mismatch on to the host. By one thread, before it reports the end of the kernel.
+TROUPE_DEVICE void pass_mismatch_on(const plane& p) {
+  gpu::fence_system();
+  for (unsigned rank = 0; rank < p.size; ++rank) {
+    mismatch& x = own(p).mismatch_of[rank];
+    if (gpu::load(&x.is_there) == 0)
+      continue;
+    gpu::fence_system();
+    mismatch copy;
+    copy.rank = gpu::load(&x.rank);
+    copy.peer = gpu::load(&x.peer);
+    for (unsigned half = 0; half < 2; ++half) {
+      copy.own[half] = gpu::load(&x.own[half]);
+      copy.theirs[half] = gpu::load(&x.theirs[half]);
+    }
+    store(p.found, copy);
+    gpu::fence_system();
+    return;
+  }
+}
+
+/// Signs message `number` to `peer`, which begins a call. By one thread, when its slot is free.
+TROUPE_DEVICE void sign(const plane& p, unsigned peer, unsigned channel, std::uint32_t number,
+                        std::uint64_t signature) {
+  if (is_signed(p))
+    send(signature_at(p, peer, channel, number), signature, number);
+}
+
+/// Waits for the signature of `peer` in `from`, and compares it. By one thread. Returns false if
+/// the kernels are to end.
+TROUPE_DEVICE bool agrees(const plane& p, unsigned peer, const packet* from, std::uint32_t number,
+                          std::uint64_t signature) {
+  std::uint64_t theirs = signature;
+  if (is_signed(p) && !receive(p, from, number, theirs))
+    return false;
+  return theirs == signature || report_mismatch(p, peer, signature, theirs);
+}
+
 /// Clears the slot of message `number` from `peer`, if it is time to. By all threads of the block,
 /// before the acknowledgement.
 TROUPE_DEVICE void clear_slot(const plane& p, unsigned peer, unsigned channel,
@@ -133,6 +240,8 @@ TROUPE_DEVICE void clear_slot(const plane& p, unsigned peer, unsigned channel,
   packet* slot = slot_from(p, peer, channel, number);
   for (unsigned i = gpu::thread(); i < slot_packets; i += gpu::threads())
     gpu::store(slot + i, packet{});
+  if (gpu::thread() == 0)
+    gpu::store(signature_from(p, peer, channel, number), packet{});
   gpu::fence_system();
   gpu::sync();
 }
@@ -171,18 +280,27 @@ TROUPE_DEVICE void stay(const plane& p) {
   gpu::fence_system();
 }
 
+/// The last block of a kernel counts the others. These are the units for a block that is over, for
+/// one that `begin_kernel` kept from running, and for one that was aborted.
+inline constexpr std::uint32_t one_over = 1;
+inline constexpr std::uint32_t one_kept = 1 << 10;
+inline constexpr std::uint32_t one_aborted = 1 << 20;
+static_assert(most_channels < one_kept && most_channels / 2 * 2 * most_ranks < one_kept);
+
 /// Called by all threads at the end of a kernel. The last block reports the end of the kernel.
-/// `aborted`: this block was; the same for all its threads. One that `begin_kernel` kept from
-/// running was not: no peer has met it.
+/// `begun`: by `begin_kernel`; `alive`: the block has done its work; both the same for all its
+/// threads. A block that was kept from running was not aborted: no peer has met it.
 ///
 /// The results are in memory of this device, which kernels, copies and peers reach through its L2
 /// cache: a fence for the device is enough. One for the system takes 1.3 us longer.
-TROUPE_DEVICE void end_kernel(const plane& p, bool aborted) {
+TROUPE_DEVICE void end_kernel(const plane& p, bool begun, bool alive) {
   gpu::sync();
   if (gpu::thread() != 0)
     return;
   arena& mine = own(p);
-  if (aborted) {
+  const std::uint32_t units = one_over + (!begun ? one_kept : alive ? 0 : one_aborted);
+  std::uint32_t others = 0; // the units of the other blocks
+  if (begun && !alive) {
     for (unsigned rank = 0; rank < p.size; ++rank)
       gpu::store(&p.at[rank]->stop, 1);
     gpu::fence_system(); // it may have written to memory of peers' users, who use it again now
@@ -190,16 +308,16 @@ TROUPE_DEVICE void end_kernel(const plane& p, bool aborted) {
   gpu::fence_device();
   const std::uint32_t blocks = gpu::grid_x() * gpu::grid_y();
   if (blocks > 1) {
-    constexpr std::uint32_t one_aborted = 1 << 16; // more than there are blocks
-    const std::uint32_t over = gpu::add(&mine.blocks_over, aborted ? 1 + one_aborted : 1);
-    if (over % one_aborted != blocks - 1)
+    others = gpu::add(&mine.blocks_over, units);
+    if (others % one_kept != blocks - 1)
       return;
-    aborted = aborted || over >= one_aborted;
     gpu::store(&mine.blocks_over, 0);
     gpu::fence_device();
   }
-  if (aborted)
+  if (units >= one_aborted || others >= one_aborted)
     stay(p);
+  if (is_signed(p) && (units >= one_kept || others >= one_kept))
+    pass_mismatch_on(p);
   gpu::store(&mine.writing, 0);
   if (p.ended != nullptr)
     gpu::store(p.ended, p.number);

@@ -221,6 +221,8 @@ private:
     if (captures_)
       view.ended = nullptr;
     view.number = of_.launched_.load() + 1;
+    if (of_.compares_.load())
+      view.found = &of_.own_.words->found;
     void* all[] = {&view, const_cast<void*>(arguments)};
     const auto how = captures_ || !of_.starts_early_ ? &launch : &launch_early;
     const auto code = how(which, grid, threads, all, stream_);
@@ -244,7 +246,7 @@ caf::error direct_communicator::enqueue(std::span<const collective_call> calls,
       return err;
     if (std::ranges::all_of(calls, is_empty))
       return {};
-    if (auto err = driver_->check(own_.device))
+    if (auto err = asynchronous_error())
       return err;
     if (auto err = check(select_device(own_.device), "cudaSetDevice", own_.device))
       return err;
@@ -259,6 +261,15 @@ caf::error direct_communicator::enqueue(std::span<const collective_call> calls,
       last_ = {&own_.words->ended, launched_.load(), on};
     return err;
   });
+}
+
+caf::error direct_communicator::asynchronous_error() noexcept {
+  if (auto err = driver_->check(own_.device))
+    return err;
+  const auto& found = own_.words->found;
+  if (std::atomic_ref{found.is_there}.load(std::memory_order_acquire) == 0)
+    return {};
+  return no_throw([&] { return mismatch_error(found); });
 }
 
 caf::error direct_communicator::mark_end(event_view event, stream_view stream,

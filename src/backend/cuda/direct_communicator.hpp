@@ -32,8 +32,9 @@ public:
   /// The kernels themselves tell of their end.
   caf::error mark_end(event_view event, stream_view stream,
                       backend_device& device) noexcept override;
-  /// @errors errc::device_fault
-  caf::error asynchronous_error() noexcept override { return driver_->check(own_.device); }
+  void compare_calls() noexcept override { compares_.store(true); }
+  /// @errors errc::device_fault; errc::collective_mismatch, after `compare_calls`
+  caf::error asynchronous_error() noexcept override;
 
   /// Tells the kernels, also those that start later, to end at once. A launch may wait for them:
   /// while a thread frees pinned memory, CUDA waits for the device, and lets nothing be launched on
@@ -54,6 +55,7 @@ private:
   const direct_limits limits_;
   const bool starts_early_; ///< the kernels, by `launch_early`
   const shared_driver_access driver_;
+  std::atomic<bool> compares_{false};
   std::atomic<std::uint32_t> launched_; ///< kernels, as `direct_words::ended` counts them
   kernel_end last_;                     ///< of the last `enqueue`
   direct_messages messages_;            ///< of the last one, as room for the next

@@ -56,18 +56,33 @@ struct alignas(16) channel_numbers {
   std::uint32_t read = 0; ///< of those that were sent: what the peer sent shows that it has read it
 };
 
+/// Two ranks' calls that do not match.
+struct mismatch {
+  std::uint32_t is_there = 0; ///< 1: the rest is written
+  std::uint32_t rank = 0;     ///< the one that found it
+  std::uint32_t peer = 0;
+  std::uint32_t own[2] = {};    ///< its signature, low half first
+  std::uint32_t theirs[2] = {}; ///< the peer's
+};
+
 /// The memory of one rank, to which its peers have access. All zeros at the start.
 struct arena {
   channel_numbers numbers[most_ranks][most_channels]; // by peer
   /// Where a peer wants the next messages of the channel to it, if they are written there directly:
   /// its packet for message `n` is in place `n % slots`.
   packet wanted_at[most_ranks][most_channels][slots];
+  /// Signatures of the calls to which messages belong: beside each slot by its sender, and beside
+  /// `wanted_at` by the receiver.
+  packet signed_by_sender[most_ranks][most_channels][slots];
+  packet signed_by_receiver[most_ranks][most_channels][slots];
   /// 1: a kernel of some rank was aborted, so the numbers are not right. Set on all ranks.
   std::uint32_t stop = 0;
   std::uint32_t blocks_over = 0; ///< of the kernel that runs
   std::uint32_t writing = 0;     ///< 1: it may write to memory of peers' users
   /// By rank; 1: a kernel of that rank was aborted, and all its blocks are over.
   std::uint32_t stopped[most_ranks] = {};
+  std::uint32_t mismatches = 0;     ///< that threads of this rank have found
+  mismatch mismatch_of[most_ranks]; ///< by the rank that found it
   /// By sender; only of the ranks that there are.
   alignas(128) packet slot[most_ranks][most_channels][slots][slot_packets];
 };
@@ -91,7 +106,10 @@ struct plane {
   /// not count.
   std::uint32_t* ended;
   const std::uint32_t* aborted; ///< in pinned memory: not 0 once the kernels are to end at once
-  std::uint32_t number;         ///< of the kernel
+  /// In pinned memory, for the host: calls that do not match. Null: the ranks' calls are known to
+  /// match, so nothing is signed.
+  mismatch* found;
+  std::uint32_t number; ///< of the kernel
   /// The number that 0 stands for in `arena::numbers`, far from those of communicators that had the
   /// arenas before: what their kernels wrote to peers may arrive after they have ended.
   std::uint32_t first;
@@ -127,6 +145,7 @@ struct reduce_arguments {
   std::uint32_t scatters;   ///< 1: each rank gets its own block of the result
   std::uint32_t averages;   ///< 1: the sum is divided by the number of ranks
   reduction op;
+  std::uint64_t signature;
 };
 
 enum class route : std::uint8_t {
@@ -145,18 +164,29 @@ struct message {
   std::uint8_t peer;
   bool is_sent; ///< or else received
   route way;
+  std::uint8_t tag; ///< of its call, as in `signature_of`
 };
+
+inline constexpr unsigned signature_bytes_shift = 20;
+
+/// Returns the signature of a call: what has to be the same on two ranks that exchange data.
+/// @shape bytes: from one to the other; tag: 8 bits; rest: 12 bits, 0 for messages
+constexpr std::uint64_t signature_of(std::uint64_t bytes, unsigned tag,
+                                     unsigned rest = 0) noexcept {
+  return bytes << signature_bytes_shift | rest << 8 | tag;
+}
 
 /// Returns a message of some channels.
 constexpr message message_of(void* memory, std::size_t bytes, unsigned channels, unsigned peer,
-                             bool is_sent, route way) noexcept {
+                             bool is_sent, route way, std::uint8_t tag = 0) noexcept {
   const auto all = way == route::push ? packets_of(bytes) : (bytes + put_unit - 1) / put_unit;
   return {memory,
           bytes,
           static_cast<std::uint32_t>(share_of(all, channels)),
           static_cast<std::uint8_t>(peer),
           is_sent,
-          way};
+          way,
+          tag};
 }
 
 /// The messages of one rank, in the order of each pair of ranks. A message to itself is directly

@@ -79,14 +79,13 @@ caf::expected<direct_words*> direct_memory::take_words() noexcept {
   return result;
 }
 
-/// The count of kernels goes on: events may still be bound to it.
 caf::error direct_memory::clear(const device_memory& on, const direct_arena& x) noexcept {
   if (auto err = check(cudaMemsetAsync(x.memory, 0, direct::arena_bytes(x.ranks), on.stream),
                        "cudaMemsetAsync", x.device))
     return err;
   if (auto err = check(cudaStreamSynchronize(on.stream), "cudaStreamSynchronize", x.device))
     return err;
-  x.words->aborted.store(0);
+  x.words->begin_again();
   return {};
 }
 
@@ -171,7 +170,7 @@ caf::error direct_memory::give_back(const direct_arena& x) noexcept {
   return no_throw([&]() -> caf::error {
     const std::lock_guard lock{mutex_};
     if (in_other_memory_.erase(x.memory) != 0) {
-      x.words->aborted.store(0);
+      x.words->begin_again();
       free_words_.push_back(x.words);
       return {};
     }

@@ -26,6 +26,14 @@ struct direct_words {
   /// have numbers, in the order of their launches.
   alignas(64) std::atomic<std::uint32_t> ended{0};
   alignas(64) std::atomic<std::uint32_t> aborted{0}; ///< not 0: the kernels are to end
+  alignas(64) direct::mismatch found;                ///< written by a kernel before its end
+
+  /// Makes the words ready for another communicator. The count of kernels goes on: events may still
+  /// be bound to it.
+  void begin_again() noexcept {
+    aborted.store(0);
+    found = {};
+  }
 };
 
 /// The arena of one rank, filled with zeros, and its words.

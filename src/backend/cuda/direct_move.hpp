@@ -60,6 +60,10 @@ TROUPE_DEVICE void copy_bytes(void* to, const void* from, std::size_t bytes) {
     copy_words<unsigned char>(target, source, bytes);
 }
 
+TROUPE_DEVICE std::uint64_t signature_of(const message& x) {
+  return message_signature(x.bytes, x.tag);
+}
+
 /// Returns the packets of a pushed message that go over a channel.
 TROUPE_DEVICE range packets_of(const message& x, unsigned channel) {
   const std::size_t all = x.bytes == 0 ? 1 : (x.bytes + packet_bytes - 1) / packet_bytes;
@@ -100,6 +104,8 @@ public:
     for (std::size_t base = share.begin; alive && base < share.end; base += slot_packets) {
       ++number_;
       alive = wait_for_slot(p_, peer_, channel_, number_, read_);
+      if (alive && base == share.begin && gpu::thread() == 0)
+        sign(p_, peer_, channel_, number_, signature_of(x));
       packet* slot = slot_at(p_, peer_, channel_, number_);
       for (std::size_t j = gpu::thread(); alive && j < slot_packets && base + j < share.end;
            j += gpu::threads())
@@ -115,6 +121,8 @@ public:
     bool alive = true;
     for (std::size_t base = share.begin; alive && base < share.end; base += slot_packets) {
       ++number_;
+      if (base == share.begin && gpu::thread() == gpu::threads() - 1)
+        alive = is_agreed(x);
       const packet* slot = slot_from(p_, peer_, channel_, number_);
       for (std::size_t j = gpu::thread(); alive && j < slot_packets && base + j < share.end;
            j += gpu::threads()) {
@@ -137,9 +145,16 @@ public:
     ++number_;
     bool alive = gpu::thread() != gpu::threads() - 1 || may_write(p_);
     if (gpu::thread() == 0) {
-      alive &=
-          receive(p_, &own(p_).wanted_at[peer_][channel_][number_ % slots], number_, wanted_at);
+      alive &= wait_until_free(p_, peer_, channel_, number_, read_);
+      if (alive)
+        sign(p_, peer_, channel_, number_, signature_of(x));
+      const unsigned place = number_ % slots;
+      alive = alive &&
+              agrees(p_, peer_, &own(p_).signed_by_receiver[peer_][channel_][place], number_,
+                     signature_of(x)) &&
+              receive(p_, &own(p_).wanted_at[peer_][channel_][place], number_, wanted_at);
       gpu::fence_system();
+      clear_wanted(p_, peer_, channel_, number_);
     }
     if (gpu::sync_or(!alive))
       return false;
@@ -156,22 +171,25 @@ public:
     }
     gpu::sync();
     if (gpu::thread() == 0) {
-      alive = wait_for_slot(p_, peer_, channel_, number_, read_);
       gpu::fence_system();
-      if (alive)
-        send(slot_at(p_, peer_, channel_, number_), 0, number_);
+      send(slot_at(p_, peer_, channel_, number_), 0, number_);
     }
-    return !gpu::sync_or(!alive);
+    return true;
   }
 
   TROUPE_DEVICE bool receive_put(const message& x) {
     ++number_;
     bool alive = true;
     if (gpu::thread() == 0) {
-      send(&p_.at[peer_]->wanted_at[p_.rank][channel_][number_ % slots],
-           reinterpret_cast<std::uintptr_t>(x.memory), number_);
+      arena& theirs = *p_.at[peer_];
+      const unsigned place = number_ % slots;
+      if (is_signed(p_))
+        send(&theirs.signed_by_receiver[p_.rank][channel_][place], signature_of(x), number_);
+      send(&theirs.wanted_at[p_.rank][channel_][place], reinterpret_cast<std::uintptr_t>(x.memory),
+           number_);
       std::uint64_t nothing = 0;
-      alive = receive(p_, slot_from(p_, peer_, channel_, number_), number_, nothing);
+      alive =
+          is_agreed(x) && receive(p_, slot_from(p_, peer_, channel_, number_), number_, nothing);
       gpu::fence_system();
     }
     alive = !gpu::sync_or(!alive);
@@ -181,6 +199,12 @@ public:
   }
 
 private:
+  /// Compares a message with what its sender sends. By one thread.
+  TROUPE_DEVICE bool is_agreed(const message& x) const {
+    return agrees(p_, peer_, signature_from(p_, peer_, channel_, number_), number_,
+                  signature_of(x));
+  }
+
   TROUPE_DEVICE void end_message() const {
     clear_slot(p_, peer_, channel_, number_);
     if (gpu::thread() == 0)
@@ -236,7 +260,7 @@ TROUPE_DEVICE void move(const plane& p, const move_arguments<Most>& a, std::uint
   }
   if (alive && !is_own)
     here.keep();
-  end_kernel(p, begun && !alive);
+  end_kernel(p, begun, alive);
 }
 
 } // namespace troupe::detail::direct

@@ -62,6 +62,47 @@ direct::reduction reduction_of(reduce_op op) noexcept {
   return direct::reduction::add;
 }
 
+// The parts of a signature: `tag`, and `rest` of a reduction.
+constexpr unsigned bits_of_type = 4;
+constexpr unsigned bits_of_op = 3;
+static_assert(std::size(all_collective_kinds) <= 16 && std::size(all_dtypes) <= 1 << bits_of_type);
+
+/// Both ends of a message have the same tag.
+std::uint8_t tag_of(const collective_call& call) noexcept {
+  const auto kind = call.what == collective_kind::recv ? collective_kind::send : call.what;
+  const auto type = call.what == collective_kind::barrier ? dtype{} : call.type;
+  return static_cast<std::uint8_t>(static_cast<unsigned>(kind) << bits_of_type |
+                                   static_cast<unsigned>(type));
+}
+
+std::uint64_t signature_of_reduction(const collective_call& call) noexcept {
+  const auto root = has_root(call.what) ? 1 + static_cast<unsigned>(call.peer) : 0;
+  return direct::signature_of(bytes_of(call), tag_of(call),
+                              root << bits_of_op | static_cast<unsigned>(call.op));
+}
+
+std::string describe(std::uint64_t signature) {
+  const auto what = static_cast<collective_kind>(signature >> bits_of_type & 15);
+  const auto type = static_cast<dtype>(signature & ((1 << bits_of_type) - 1));
+  std::string result{to_string(what)};
+  if (what == collective_kind::barrier)
+    return result;
+  result +=
+      " of " + std::to_string((signature >> direct::signature_bytes_shift) / size_of(type)) + ' ';
+  result += to_string(type);
+  if (!reduces(what))
+    return result;
+  result += ", ";
+  result += to_string(static_cast<reduce_op>(signature >> 8 & ((1 << bits_of_op) - 1)));
+  if (has_root(what))
+    result += ", root " + std::to_string((signature >> (8 + bits_of_op) & 15) - 1);
+  return result;
+}
+
+std::uint64_t word_of(const std::uint32_t (&halves)[2]) noexcept {
+  return std::uint64_t{halves[1]} << 32 | halves[0];
+}
+
 /// Returns the elements of each rank's share of a pulled reduction: whole vectors.
 std::size_t share_of_ranks(std::size_t count, unsigned size, dtype type) noexcept {
   return direct::share_of(count, size, direct::vector_bytes / size_of(type));
@@ -119,6 +160,7 @@ private:
       std::memcpy(&a.factor, call.factor, size_of(call.type));
     }
     a.averages = call.op == reduce_op::avg;
+    a.signature = signature_of_reduction(call);
     if (bytes > limits_.pushed_reduction) {
       a.share = share_of_ranks(call.count, size_, call.type);
       const auto share = a.scatters != 0 ? bytes : bytes / size_;
@@ -139,7 +181,8 @@ private:
                            : threads_for(x.share * (direct::put_unit / direct::vector_bytes));
   }
 
-  void add_message(bool is_sent, unsigned peer, const void* memory, std::size_t bytes) {
+  void add_message(const collective_call& of, bool is_sent, unsigned peer, const void* memory,
+                   std::size_t bytes) {
     const bool is_large = bytes > limits_.pushed_message;
     const auto channels =
         channels_for(bytes, is_large ? put_by_channel : pushed_by_channel, limits_.move_channels);
@@ -147,8 +190,8 @@ private:
     auto& list = peer != rank_ ? messages_.all
                  : is_sent     ? messages_.to_itself
                                : messages_.from_itself;
-    list.push_back(
-        direct::message_of(const_cast<void*>(memory), bytes, channels, peer, is_sent, way));
+    list.push_back(direct::message_of(const_cast<void*>(memory), bytes, channels, peer, is_sent,
+                                      way, tag_of(of)));
     channels_ = std::max(channels_, channels);
   }
 
@@ -158,22 +201,22 @@ private:
       for (unsigned peer = 0; peer < size_; ++peer)
         for (const bool is_sent : {true, false})
           if (peer != rank_)
-            add_message(is_sent, peer, nullptr, 0);
+            add_message(call, is_sent, peer, nullptr, 0);
       return;
     }
     if (is_message(call.what)) {
       const bool is_sent = call.what == collective_kind::send;
       if (call.count > 0)
-        add_message(is_sent, static_cast<unsigned>(call.peer), is_sent ? call.send : call.recv,
-                    bytes_of(call));
+        add_message(call, is_sent, static_cast<unsigned>(call.peer),
+                    is_sent ? call.send : call.recv, bytes_of(call));
       return;
     }
     for (unsigned peer = 0; peer < size_; ++peer) {
       const auto x = traffic_between(call, static_cast<int>(rank_), static_cast<int>(peer));
       if (x.send_bytes > 0)
-        add_message(true, peer, x.send, x.send_bytes);
+        add_message(call, true, peer, x.send, x.send_bytes);
       if (x.recv_bytes > 0)
-        add_message(false, peer, x.recv, x.recv_bytes);
+        add_message(call, false, peer, x.recv, x.recv_bytes);
     }
   }
 
@@ -207,6 +250,16 @@ private:
 };
 
 } // namespace
+
+caf::error mismatch_error(const direct::mismatch& x) {
+  const auto mine = word_of(x.own);
+  return make_error(
+      {.code = errc::collective_mismatch,
+       .detail = "rank " + std::to_string(x.peer) + " called " + describe(word_of(x.theirs)) +
+                 ", this one " + describe(mine),
+       .verb = std::string{to_string(static_cast<collective_kind>(mine >> bits_of_type & 15))},
+       .rank = static_cast<int>(x.rank)});
+}
 
 bool fits_trade(std::span<const message> messages, unsigned rank) noexcept {
   if (messages.size() > direct::few_messages)

@@ -69,6 +69,10 @@ struct direct_messages {
   std::vector<direct::message> from_itself;
 };
 
+/// Returns the error of a rank whose call does not match that of a peer.
+/// @errors errc::collective_mismatch, always
+caf::error mismatch_error(const direct::mismatch& x);
+
 /// Launches what does `calls`, which are valid, as one group. All messages of the group that are
 /// `send` or `recv` are in one kernel. The other calls have a kernel each, in their order, which is
 /// the same for all ranks.

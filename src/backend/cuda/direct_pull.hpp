@@ -216,7 +216,7 @@ TROUPE_DEVICE bool swap_packets(const plane& p, const shared_numbers& last, unsi
                                 std::uint32_t n, unsigned place, std::uint64_t& data) {
   const unsigned channel = gpu::block_x();
   const std::uint32_t number = last.sent[peer] + n;
-  // As in `push_block::exchange`.
+  // As in `push_block::send_to_all`.
   if (!wait_for_slot(p, peer, channel, number, n > 1 ? number - slots : last.read[peer]))
     return false;
   gpu::fence_system();
@@ -227,18 +227,37 @@ TROUPE_DEVICE bool swap_packets(const plane& p, const shared_numbers& last, unsi
   return there;
 }
 
+/// Compares the call with that of `peer`. By one thread. Returns false if the kernels are to end.
+TROUPE_DEVICE bool swap_signatures(const plane& p, const shared_numbers& last, unsigned peer,
+                                   std::uint64_t signature) {
+  if (!is_signed(p) || peer == p.rank)
+    return true;
+  const unsigned channel = gpu::block_x();
+  const std::uint32_t number = last.sent[peer] + 1;
+  if (!wait_for_slot(p, peer, channel, number, last.read[peer]))
+    return false;
+  sign(p, peer, channel, number, signature);
+  const std::uint32_t awaited = last.received[peer] + 1;
+  return agrees(p, peer, signature_from(p, peer, channel, awaited), awaited, signature);
+}
+
 /// Waits until the kernels of all ranks run, and exchanges the facts. Returns false if the kernels
 /// are to end. A peer whose facts are there may have been aborted long ago, so one thread looks for
 /// that in any case, while the others wait.
 template <class T>
 TROUPE_DEVICE bool meet(const plane& p, const reduce_arguments& a, shared_facts<T>& all) {
   bool alive = gpu::thread() != gpu::threads() - 1 || may_write(p);
-  for (unsigned i = gpu::thread(); alive && i < p.size * facts; i += gpu::threads()) {
-    const unsigned rank = i / facts;
-    const auto which = static_cast<fact>(i % facts);
+  for (unsigned i = gpu::thread(); alive && i < p.size * (1 + facts); i += gpu::threads()) {
+    if (i < p.size) { // first: the facts of a peer with another call may never come
+      alive = swap_signatures(p, all.numbers, i, a.signature);
+      continue;
+    }
+    const unsigned rank = (i - p.size) / facts;
+    const unsigned place = (i - p.size) % facts;
+    const auto which = static_cast<fact>(place);
     std::uint64_t data = own_fact<T>(p, a, which);
     if (rank != p.rank)
-      alive = swap_packets(p, all.numbers, rank, 1, i % facts, data);
+      alive = swap_packets(p, all.numbers, rank, 1, place, data);
     if (alive)
       note(all, rank, which, data);
   }
@@ -282,7 +301,7 @@ TROUPE_DEVICE void pull_reduce(const plane& p, const reduce_arguments& a, shared
     all.numbers.end_messages(p, channel, 2, true);
     all.numbers.note_mutual(p, channel, 2);
   }
-  end_kernel(p, begun && !alive);
+  end_kernel(p, begun, alive);
 }
 
 } // namespace troupe::detail::direct

@@ -29,10 +29,31 @@ public:
   /// Returns packet `i` of what the rank itself adds to its result.
   TROUPE_DEVICE std::uint64_t own_data(std::size_t i) const { return load(own_, i); }
 
-  /// Does packet `i` of the data, which is packet `place` of a message. Returns false if the
-  /// kernels are to end.
-  TROUPE_DEVICE bool exchange(std::uint64_t own_data, std::size_t i, std::size_t place,
-                              std::uint32_t message) const {
+  /// Says to one peer which call begins. By all threads. Like the functions below, it returns false
+  /// if the kernels are to end.
+  TROUPE_DEVICE bool sign_call() const {
+    const unsigned peer = peer_of_thread();
+    if (!is_signed(p_) || peer >= p_.size || peer == p_.rank || !is_target(peer))
+      return true;
+    const std::uint32_t number = last_.sent[peer] + 1;
+    if (!wait_for_slot(p_, peer, gpu::block_x(), number, last_.read[peer]))
+      return false;
+    sign(p_, peer, gpu::block_x(), number, a_.signature);
+    return true;
+  }
+
+  /// Compares the call with that of one peer. By all threads, each before it waits for data.
+  TROUPE_DEVICE bool is_agreed() const {
+    const unsigned peer = peer_of_thread();
+    if (!is_signed(p_) || peer >= p_.size || peer == p_.rank || !is_target(p_.rank))
+      return true;
+    const std::uint32_t number = last_.received[peer] + 1;
+    return agrees(p_, peer, signature_from(p_, peer, gpu::block_x(), number), number, a_.signature);
+  }
+
+  /// Sends packet `i` of the data, which is packet `place` of a message.
+  TROUPE_DEVICE bool send_to_all(std::uint64_t own_data, std::size_t i, std::size_t place,
+                                 std::uint32_t message) const {
     for (unsigned step = 1; step < p_.size; ++step) {
       const unsigned next = p_.rank + step;
       const unsigned peer = next < p_.size ? next : next - p_.size;
@@ -46,25 +67,14 @@ public:
       send(slot_at(p_, peer, gpu::block_x(), number) + place,
            a_.scatters != 0 ? load(in_ + peer * a_.count, i) : own_data, number);
     }
-    return !is_target(p_.rank) || combine_all(own_data, i, place, message);
+    return true;
   }
 
-private:
-  using group = elements<T, std::uint64_t>;
-
-  TROUPE_DEVICE std::uint64_t load(const T* from, std::size_t i) const {
-    const std::uint64_t data = load_packet_data(from, a_.count, i, in_aligned_);
-    if (!scale_.is_on)
-      return data;
-    auto all = group::from(data);
-    TROUPE_UNROLL
-    for (unsigned k = 0; k < group::count; ++k)
-      all.at[k] = scale_(all.at[k]);
-    return all.word();
-  }
-
+  /// Receives that packet from all ranks.
   TROUPE_DEVICE bool combine_all(std::uint64_t own_data, std::size_t i, std::size_t place,
                                  std::uint32_t message) const {
+    if (!is_target(p_.rank))
+      return true;
     wide<T> result[group::count] = {};
     for (unsigned rank = 0; rank < p_.size; ++rank) {
       std::uint64_t data = own_data;
@@ -84,6 +94,24 @@ private:
       all.at[k] = finished<T>(a_, p_.size, result[k]);
     store_packet_data(static_cast<T*>(a_.out), a_.count, i, out_aligned_, all.word());
     return true;
+  }
+
+private:
+  using group = elements<T, std::uint64_t>;
+
+  /// Returns the peer whose signature the thread does, if there is one: threads at the end of
+  /// a block have less data.
+  static TROUPE_DEVICE unsigned peer_of_thread() { return gpu::threads() - 1 - gpu::thread(); }
+
+  TROUPE_DEVICE std::uint64_t load(const T* from, std::size_t i) const {
+    const std::uint64_t data = load_packet_data(from, a_.count, i, in_aligned_);
+    if (!scale_.is_on)
+      return data;
+    auto all = group::from(data);
+    TROUPE_UNROLL
+    for (unsigned k = 0; k < group::count; ++k)
+      all.at[k] = scale_(all.at[k]);
+    return all.word();
   }
 
   const plane& p_;
@@ -109,7 +137,7 @@ TROUPE_DEVICE void push_reduce(const plane& p, const reduce_arguments& a, shared
   // Loaded at the same time as the numbers.
   std::uint64_t data = share.begin + me < share.end ? block.own_data(share.begin + me) : 0;
   const bool begun = begin_kernel(p);
-  bool alive = begun;
+  bool alive = begun && (is_empty(share) || block.sign_call());
   std::uint32_t messages = 0;
   for (std::size_t base = share.begin; alive && base < share.end; base += slot_packets) {
     ++messages;
@@ -117,8 +145,12 @@ TROUPE_DEVICE void push_reduce(const plane& p, const reduce_arguments& a, shared
          j += gpu::threads()) {
       if (base + j != share.begin + me)
         data = block.own_data(base + j);
-      alive = block.exchange(data, base + j, j, messages);
+      alive = block.send_to_all(data, base + j, j, messages) &&
+              (base + j != share.begin + me || block.is_agreed()) &&
+              block.combine_all(data, base + j, j, messages);
     }
+    if (alive && messages == 1 && share.begin + me >= share.end)
+      alive = block.is_agreed();
     alive = !gpu::sync_or(!alive);
     if (alive && receives)
       last.end_messages(p, channel, messages, block.is_mutual());
@@ -131,7 +163,7 @@ TROUPE_DEVICE void push_reduce(const plane& p, const reduce_arguments& a, shared
     if (receives)
       keep_received(p, me, channel, last.received[me] + messages);
   }
-  end_kernel(p, begun && !alive);
+  end_kernel(p, begun, alive);
 }
 
 } // namespace troupe::detail::direct

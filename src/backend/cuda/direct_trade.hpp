@@ -24,6 +24,7 @@ public:
     const message& x = a.list[i];
     peer_ = x.peer;
     bytes_ = static_cast<std::uint32_t>(x.bytes);
+    tag_ = x.tag;
     if (x.peer != p.rank)
       does_ = x.is_sent ? action::send : action::receive;
     else if (x.is_sent) // the message after it is received
@@ -61,6 +62,12 @@ public:
     if (begin_ == end_)
       return true;
     if (sends && !wait_for_slot(p_, peer_, channel_, number_, read_))
+      return false;
+    if (sends && lane_ == 0)
+      sign(p_, peer_, channel_, number_, message_signature(bytes_, tag_));
+    if (does_ == action::receive && lane_ == each_ - 1 &&
+        !agrees(p_, peer_, signature_from(p_, peer_, channel_, number_), number_,
+                message_signature(bytes_, tag_)))
       return false;
     packet* slot =
         (sends ? slot_at(p_, peer_, channel_, number_) : slot_from(p_, peer_, channel_, number_)) -
@@ -100,6 +107,8 @@ public:
     packet* slot = slot_from(p_, peer_, channel_, number_);
     for (unsigned i = lane_; i < slot_packets; i += each_)
       gpu::store(slot + i, packet{});
+    if (lane_ == 0)
+      gpu::store(signature_from(p_, peer_, channel_, number_), packet{});
     gpu::fence_system();
   }
 
@@ -144,7 +153,8 @@ private:
   unsigned peer_ = 0;
   const unsigned char* from_ = nullptr;
   unsigned char* to_ = nullptr;
-  std::uint32_t bytes_ = 0;     ///< of the whole message
+  std::uint32_t bytes_ = 0; ///< of the whole message
+  std::uint8_t tag_ = 0;
   std::uint32_t begin_ = 0;     ///< of the channel's packets of the message
   std::uint32_t words_end_ = 0; ///< of those of them that are words in memory
   std::uint32_t end_ = 0;
@@ -167,7 +177,7 @@ TROUPE_DEVICE void trade(const plane& p, const move_arguments<Most>& a, shared_n
   const bool alive = !gpu::sync_or(!(begun && part.run(last)));
   if (alive)
     part.keep();
-  end_kernel(p, begun && !alive);
+  end_kernel(p, begun, alive);
   if (alive)
     part.free_slot();
 }

@@ -65,6 +65,8 @@ public:
 
   void on_closed() noexcept override { inner_->on_closed(); }
 
+  void compare_calls() noexcept override { inner_->compare_calls(); }
+
   caf::error hand_over(std::span<const std::byte> what) noexcept override {
     return inner_->hand_over(what);
   }

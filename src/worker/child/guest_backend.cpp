@@ -48,6 +48,7 @@ public:
                      std::shared_ptr<shared_device> with, std::shared_ptr<guest_ends> ends)
       : key_(key), inner_(std::move(inner)), with_(std::move(with)), ends_(std::move(ends)) {
     ends_->add(key_);
+    inner_->compare_calls();
   }
 
   communicator_key key() const noexcept { return key_; }
@@ -61,7 +62,15 @@ public:
     std::lock_guard lock{with_->driving};
     return inner_->enqueue(calls, stream);
   }
-  void on_closed() noexcept override { ends_->set_closed(key_); }
+  caf::error mark_end(event_view event, stream_view stream,
+                      backend_device& device) noexcept override {
+    std::lock_guard lock{with_->driving};
+    return inner_->mark_end(event, stream, device);
+  }
+  void on_closed() noexcept override {
+    inner_->on_closed();
+    ends_->set_closed(key_);
+  }
   caf::error asynchronous_error() noexcept override { return inner_->asynchronous_error(); }
 
 private:

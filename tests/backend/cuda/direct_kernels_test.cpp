@@ -76,6 +76,7 @@ public:
   virtual std::string name() const = 0;
   virtual void run(emulated_ranks& all, unsigned rank) = 0;
 
+  std::uint8_t tag = 1;                          // of its signature
   std::vector<std::vector<bytes>> memory = {};   // by rank
   std::vector<std::vector<bytes>> expected = {}; // the same, as it is after the operation
   std::vector<std::vector<bytes>> seen = {};     // copied as soon as a rank's kernel has ended
@@ -138,6 +139,7 @@ public:
       std::memcpy(&a.factor, factors_[rank].data(), factors_[rank].size());
     }
     a.averages = op_ == reduce_op::avg;
+    a.signature = signature_of(count_, tag);
     a.share = pulls_ ? share_of(count_, all.size(), vector_bytes / size_of(type_))
                      : share_of(packets_of(count_ * size_of(type_)), channels_);
     all.run(rank, {channels_, 1, most_ranks}, [&](const plane& p, void* shared) {
@@ -238,10 +240,10 @@ public:
     for (auto& x : all_) {
       if (x.from == rank)
         a.list[a.count++] = message_of(start_of(memory[rank][x.in], x.off_in), x.size, x.channels,
-                                       x.to, true, way_of(x));
+                                       x.to, true, way_of(x), tag);
       if (x.to == rank)
         a.list[a.count++] = message_of(start_of(memory[rank][x.out], x.off_out), x.size, x.channels,
-                                       x.from, false, way_of(x));
+                                       x.from, false, way_of(x), tag);
     }
     // The ranks need not choose the same kernel.
     if ((trades_ >> rank & 1) != 0 && detail::fits_trade({a.list, a.count}, rank)) {
@@ -342,20 +344,27 @@ std::vector<std::unique_ptr<operation>> random_program(std::size_t length, unsig
   return result;
 }
 
-class DirectKernels : public ::testing::TestWithParam<unsigned> {};
+class DirectKernels : public ::testing::TestWithParam<unsigned> {
+protected:
+  void expect_right_program(bool compares) {
+    const auto seed = number_from_environment("TROUPE_DIRECT_SEED", GetParam());
+    std::mt19937_64 random{seed};
+    emulated_ranks all{GetParam(), 0, compares};
+    auto program = random_program(60, GetParam(), random);
+    run(all, program, random);
+    for (unsigned rank = 0; rank < all.size(); ++rank)
+      EXPECT_EQ(all.found(rank).is_there, 0u);
+  }
+};
 
-TEST_P(DirectKernels, AreRightInRandomPrograms) {
-  const auto seed = number_from_environment("TROUPE_DIRECT_SEED", GetParam());
-  std::mt19937_64 random{seed};
-  emulated_ranks all{GetParam()};
-  auto program = random_program(60, GetParam(), random);
-  run(all, program, random);
-}
+TEST_P(DirectKernels, AreRightInRandomPrograms) { expect_right_program(false); }
+
+TEST_P(DirectKernels, AreRightInRandomProgramsThatAreCompared) { expect_right_program(true); }
 
 TEST_P(DirectKernels, AreRightWhereNumbersWrap) {
   for (std::uint32_t first : {0xffff'fff8u, 0x7fff'fff8u, clearing_period - 5}) {
     std::mt19937_64 random{first};
-    emulated_ranks all{GetParam(), first};
+    emulated_ranks all{GetParam(), first, true};
     all.acknowledge(first); // as in a communicator that has come to that number
     auto program = random_program(15, GetParam(), random);
     run(all, program, random);
@@ -408,7 +417,7 @@ TEST_P(DirectKernels, TakeNoFormerMessageForANewOne) {
   std::mt19937_64 random{GetParam()};
   const auto ranks = GetParam();
   for (auto way : {route::push, route::put}) {
-    emulated_ranks all{ranks, 100};
+    emulated_ranks all{ranks, 100, true};
     constexpr std::uint32_t messages = 6;
     auto run_some = [&](route by, std::size_t size) {
       std::vector<std::unique_ptr<operation>> program;
@@ -443,6 +452,86 @@ TEST_P(DirectKernels, EndWhenARankDoesNotCome) {
       all.abort();
     }
     EXPECT_EQ(x->memory[missing], before[missing]) << x->name();
+  }
+}
+
+/// An operation in which all ranks exchange data with each other one.
+std::unique_ptr<operation> mutual_operation(unsigned ranks, std::mt19937_64& random) {
+  if (chance(random, 0.5))
+    return std::make_unique<reduce_operation>(ranks, random, -1);
+  const bool is_large = chance(random, 0.5);
+  return std::make_unique<move_operation>(ranks, random, is_large ? route::put : route::push,
+                                          pick(random, 1, chance(random, 0.3) ? 20'000 : 700));
+}
+
+/// Aborts the kernels of `all` after a time, if `stop` does not come before.
+void abort_late(emulated_ranks& all, std::stop_token stop) {
+  const auto until = std::chrono::steady_clock::now() + 20s;
+  while (!stop.stop_requested() && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(1ms);
+  if (stop.stop_requested())
+    return;
+  ADD_FAILURE() << "the kernels do not end by themselves";
+  all.abort();
+}
+
+/// The kernels end by themselves, as do those behind them, and each rank is told why. The ranks
+/// that pull write nothing to any memory, and no rank writes outside of the buffers.
+TEST_P(DirectKernels, EndWhereCallsDoNotMatch) {
+  const auto ranks = GetParam();
+  std::mt19937_64 random{number_from_environment("TROUPE_DIRECT_SEED", ranks)};
+  for (unsigned i = 0; i < 200 / ranks; ++i) {
+    emulated_ranks all{ranks, 0, true};
+    auto x = mutual_operation(ranks, random);
+    auto y = mutual_operation(ranks, random);
+    y->tag = 2;
+    const auto odd = static_cast<unsigned>(pick(random, 0, ranks - 1));
+    const auto before = x->memory;
+    {
+      std::jthread watch{[&](std::stop_token stop) { abort_late(all, stop); }};
+      std::vector<std::jthread> streams;
+      for (unsigned rank = 0; rank < ranks; ++rank)
+        streams.emplace_back([&, rank, pause = pick(random, 0, 2000) * 1us] {
+          std::this_thread::sleep_for(pause);
+          for (int n = 0; n < 2; ++n) // the second one finds out in any case
+            (rank == odd ? *y : *x).run(all, rank);
+        });
+    }
+    for (unsigned rank = 0; rank < ranks; ++rank) {
+      const auto& found = all.found(rank);
+      ASSERT_EQ(found.is_there, 1u) << x->name() << " and " << y->name() << ", rank " << rank;
+      EXPECT_TRUE(found.rank == odd || found.peer == odd);
+      EXPECT_EQ(found.own[0] & 0xff, found.rank == odd ? 2u : 1u);
+      EXPECT_EQ(found.theirs[0] & 0xff, found.peer == odd ? 2u : 1u);
+      if (rank != odd && x->name().find("pull") != std::string::npos) {
+        EXPECT_EQ(x->memory[rank], before[rank]) << x->name() << " and " << y->name();
+      }
+    }
+  }
+}
+
+/// Neither rank of a pair writes to the other one's memory, whose size it does not know.
+TEST(LargeMessages, AreNotWrittenWhereTheirSizesDiffer) {
+  for (const auto sizes : {std::array{30'000, 100}, std::array{100, 30'000}}) {
+    emulated_ranks all{2, 0, true};
+    bytes sent(30'000, 1);
+    bytes received(30'000, 0);
+    const auto run = [&](unsigned rank, bytes& memory) {
+      move_arguments<few_messages> a{.count = 1, .log2_threads = 0};
+      a.list[0] = message_of(memory.data(), static_cast<std::size_t>(sizes[rank]), 1, 1 - rank,
+                             rank == 0, route::put);
+      all.run(rank, {1, 4, 2}, [&](const plane& p, void* shared) {
+        move(p, a, *static_cast<std::uint64_t*>(shared));
+      });
+    };
+    {
+      std::jthread watch{[&](std::stop_token stop) { abort_late(all, stop); }};
+      std::jthread sender{[&] { run(0, sent); }};
+      std::jthread receiver{[&] { run(1, received); }};
+    }
+    EXPECT_EQ(std::count(received.begin(), received.end(), 0), 30'000);
+    EXPECT_EQ(all.found(0).is_there, 1u);
+    EXPECT_EQ(all.found(1).is_there, 1u);
   }
 }
 
@@ -598,7 +687,7 @@ TEST_F(AbortedKernels, AreAbortedAlsoIfOneBlockHasDoneItsWork) {
       std::uint64_t data = rank;
       if (alive && gpu::thread() == 0)
         alive = swap_packets(p, numbers, 1 - rank, 1, 0, data);
-      end_kernel(p, gpu::sync_or(!alive));
+      end_kernel(p, true, !gpu::sync_or(!alive));
     });
   };
   {
