@@ -52,16 +52,18 @@ device_slabs::~device_slabs() {
 void device_slabs::begin(std::shared_ptr<worker_link> worker) {
   removed former;
   {
+    const std::lock_guard turn{giving_back_};
     const std::lock_guard lock{mutex_};
     if (worker_ == worker)
       return;
     former = take_all();
-    worker_ = std::move(worker);
+    worker_ = worker;
     unit_ = worker_->slab_granularity();
     forget_spare();
   }
   for (auto& x : former.slabs)
     shared_->remove(x.what);
+  serve_demands_of(*worker);
 }
 
 std::vector<memory_slab> device_slabs::all() const {
@@ -69,7 +71,14 @@ std::vector<memory_slab> device_slabs::all() const {
   std::vector<memory_slab> result;
   for (auto& [number, x] : slabs_)
     result.push_back(x.what);
+  if (arriving_)
+    result.push_back(*arriving_);
   return result;
+}
+
+std::shared_ptr<worker_link> device_slabs::worker() const {
+  const std::lock_guard lock{mutex_};
+  return worker_;
 }
 
 caf::error device_slabs::move_to(std::shared_ptr<worker_link> worker) {
@@ -77,17 +86,20 @@ caf::error device_slabs::move_to(std::shared_ptr<worker_link> worker) {
     return make_error({.code = errc::not_supported,
                        .detail = "the new worker has slabs of another kind",
                        .device = ordinal_});
-  const std::lock_guard turn{giving_back_}; // else the former worker would be asked
-  if (worker_ == worker)
-    return {};
-  const auto slabs = all();
-  if (auto error = map(slabs, *worker); error)
-    return error;
-  for (auto& x : slabs)
-    shared_->give_to(x, *worker);
-  const std::lock_guard lock{mutex_};
-  worker_ = std::move(worker);
-  forget_spare();
+  {
+    const std::lock_guard turn{giving_back_}; // else the former worker would be asked
+    if (this->worker() == worker)
+      return {};
+    const auto slabs = all();
+    if (auto error = map(slabs, *worker); error)
+      return error;
+    for (auto& x : slabs)
+      shared_->give_to(x, *worker);
+    const std::lock_guard lock{mutex_};
+    worker_ = worker;
+    forget_spare();
+  }
+  serve_demands_of(*worker);
   return {};
 }
 
@@ -122,35 +134,44 @@ device_slabs::removed device_slabs::take_all() {
   removed result{{}, worker_};
   for (auto& [number, x] : slabs_)
     result.slabs.push_back(std::move(x));
+  if (arriving_)
+    result.slabs.push_back({*arriving_, {}});
+  arriving_.reset();
   space_ = {};
   slabs_.clear();
   taken_.clear();
+  lent_.clear();
   return result;
 }
 
 caf::expected<void*> device_slabs::allocate(std::size_t size_bytes) {
-  if (const auto there = take(size_bytes))
-    return *there;
-  if (auto error = grow(size_bytes))
-    return error;
-  if (const auto there = take(size_bytes))
-    return *there;
-  return make_error(
-      {.code = errc::internal,
-       .detail = "a new slab is too small for " + std::to_string(size_bytes) + " bytes",
-       .device = ordinal_});
+  while (true) { // others may take what was made
+    {
+      const std::lock_guard lock{mutex_};
+      if (const auto there = take(size_bytes)) {
+        taken_.insert(*there);
+        return there->first;
+      }
+    }
+    if (auto error = grow(size_bytes))
+      return error;
+  }
 }
 
-std::optional<void*> device_slabs::take(std::size_t size_bytes) {
-  const std::lock_guard lock{mutex_};
+std::optional<std::pair<std::byte*, slab_range>> device_slabs::take(std::size_t size_bytes) {
   const auto range = space_.take(size_bytes);
   if (!range)
     return std::nullopt;
   auto& in = slabs_.at(range->slab);
   in.empty_since.reset();
-  void* const result = at_byte(in.what, range->begin);
-  taken_.emplace(result, *range);
-  return result;
+  return std::pair{at_byte(in.what, range->begin), *range};
+}
+
+bool device_slabs::give_back(const slab_range& x) {
+  const bool is_empty = space_.give_back(x);
+  if (is_empty)
+    slabs_.at(x.slab).empty_since = clock::now();
+  return is_empty;
 }
 
 bool device_slabs::deallocate(void* memory) {
@@ -161,9 +182,8 @@ bool device_slabs::deallocate(void* memory) {
       return false;
     const auto range = found->second;
     taken_.erase(found);
-    if (!space_.give_back(range))
+    if (!give_back(range))
       return true;
-    slabs_.at(range.slab).empty_since = clock::now();
   }
   note_empty();
   return true;
@@ -175,8 +195,10 @@ caf::error device_slabs::grow(std::size_t size_bytes) {
                        .detail = std::to_string(size_bytes) + " bytes asked for, but " + why,
                        .device = ordinal_});
   };
-  if (size_bytes > device_bytes_)
-    return no_room("the device has " + std::to_string(device_bytes_));
+  const std::size_t device_bytes = device_bytes_;
+  if (size_bytes > device_bytes)
+    return no_room("the device has " + std::to_string(device_bytes));
+  const std::lock_guard one_at_a_time{growing_};
   const auto number = [this] {
     const std::lock_guard lock{mutex_};
     return space_.slabs();
@@ -188,7 +210,7 @@ caf::error device_slabs::grow(std::size_t size_bytes) {
       return no_room("the device has " + std::to_string(number()) + " slabs, and none has room");
   }
   const auto exact = rounded_up(size_bytes, unit_);
-  const auto preferred = next_slab_bytes(size_bytes, number(), device_bytes_, unit_);
+  const auto preferred = next_slab_bytes(size_bytes, number(), device_bytes, unit_);
   auto error = make(preferred);
   if (code_of(error) == errc::out_of_memory && preferred > exact)
     error = make(exact);
@@ -200,43 +222,54 @@ caf::error device_slabs::grow(std::size_t size_bytes) {
 }
 
 caf::error device_slabs::give_back_unused() {
+  trim_programs();
   const std::lock_guard lock{giving_back_}; // what the keeper gives back is free then, too
   auto error = unmap(take_empty(clock::time_point::max()));
   static_cast<void>(shared_->wait_for_unmappings(unmap_patience)); // else there is less memory
   return error;
 }
 
+/// A slab is in use only when all workers have mapped it that may need it: until then it is
+/// `arriving_`. Meanwhile another worker may get the device, with all slabs or with none.
 caf::error device_slabs::make(std::size_t slab_bytes) {
-  const auto made = shared_->make(ordinal_, slab_bytes, unit_, *worker_);
+  const auto by = worker();
+  const auto made = shared_->make(ordinal_, slab_bytes, unit_, *by);
   if (!made)
     return made.error();
   const auto& what = (*made)->what();
+  const auto is_gone = [&] {
+    return lost_worker(ordinal_, "its worker changed while memory was allocated");
+  };
   std::shared_ptr<worker_link> spare;
-  std::uint32_t number = 0;
   {
+    const std::lock_guard turn{giving_back_}; // `move_to` has seen all slabs, or sees this one
     const std::lock_guard lock{mutex_};
-    const auto added = space_.add(slab_bytes);
-    if (!added)
-      return make_error(errc::internal, "there are too many slabs");
-    number = *added;
+    if (worker_ != by)
+      return is_gone();
     shared_->add(*made);
-    slabs_.emplace(number, slab{what, {}});
+    arriving_ = what;
     spare = spare_.lock();
   }
   if (spare)
     (*made)->begin_to_map(*spare);
   auto error = map_in_peers(**made);
-  if (error) {
-    shared_->addresses().leave_window(what.address); // a peer may use it for something else
-    removed unusable{{}, worker_};
-    {
-      const std::lock_guard lock{mutex_};
-      space_.remove(number);
-      unusable.slabs.push_back(slabs_.extract(number).mapped());
+  {
+    const std::lock_guard lock{mutex_};
+    if (!arriving_)
+      return is_gone(); // `begin` has dropped it
+    arriving_.reset();
+    const auto number = error ? std::nullopt : space_.add(slab_bytes);
+    if (number) {
+      slabs_.emplace(*number, slab{what, {}});
+      return {};
     }
-    if (auto failed = unmap(unusable))
-      log(log_level::warning, "device memory was not given back", failed);
   }
+  if (!error)
+    error = make_error(errc::internal, "there are too many slabs");
+  else
+    shared_->addresses().leave_window(what.address); // a peer may use it for something else
+  if (auto failed = unmap({{slab{what, {}}}, worker()}))
+    log(log_level::warning, "device memory was not given back", failed);
   return error;
 }
 
@@ -283,12 +316,14 @@ bool device_slabs::admits(const worker_link& peer) const {
 }
 
 caf::error device_slabs::clear() {
-  removed all;
   {
     const std::lock_guard lock{mutex_};
-    all = take_all();
+    for (auto& [memory, range] : taken_)
+      static_cast<void>(give_back(range));
+    taken_.clear();
   }
-  return unmap(all);
+  const std::lock_guard turn{giving_back_};
+  return unmap(take_empty(clock::time_point::max()));
 }
 
 std::size_t device_slabs::free_bytes() const {
@@ -333,15 +368,20 @@ std::optional<device_slabs::clock::time_point> device_slabs::first_due() const {
 }
 
 void device_slabs::note_empty() {
-  if (keep_ == cuda_backend_options::forever)
+  if (!wake_keeper())
     return;
+  if (auto failed = give_back_unused())
+    log(log_level::warning, "device memory was not given back", failed);
+}
+
+caf::error device_slabs::wake_keeper() {
+  if (keep_ == cuda_backend_options::forever)
+    return {};
+  const std::lock_guard lock{mutex_};
   if (!keeper_.joinable())
-    if (auto error = start_thread(keeper_, [this] { keep_house(); }, "to give memory back")) {
-      if (auto failed = give_back_unused())
-        log(log_level::warning, "device memory was not given back", failed);
-      return;
-    }
+    return start_thread(keeper_, [this] { keep_house(); }, "to give memory back");
   changed_.notify_all();
+  return {};
 }
 
 void device_slabs::keep_house() {

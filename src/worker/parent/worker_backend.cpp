@@ -402,6 +402,13 @@ worker_backend::build(const communicator_id&, int size,
   return result;
 }
 
+std::shared_ptr<const void> worker_backend::keep_for_peers(int ordinal, const void* memory,
+                                                           std::size_t size_bytes) noexcept {
+  const auto of = pool_->memory_of(ordinal);
+  const auto worker = pool_->current(ordinal);
+  return of && worker ? of->keep_lent(*worker, memory, size_bytes) : nullptr;
+}
+
 // -- direct communicators
 
 bool worker_backend::can_be_direct(std::span<const int> ordinals) const noexcept {

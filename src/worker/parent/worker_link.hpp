@@ -49,6 +49,13 @@ struct worker_answer {
 };
 using worker_reply = caf::expected<worker_answer>;
 
+/// A request of the programs in a worker to the parent. A worker makes one at a time.
+struct worker_demand {
+  control kind{}; ///< `lend` or `take_back`
+  std::uint64_t number = 0;
+  lent_range range;
+};
+
 /// Returns the error for users of a device whose worker ended because of `cause`.
 caf::error lost_worker(int device, const caf::error& cause);
 /// Returns the error for a device, or for a rank on it, that has no worker.
@@ -91,6 +98,15 @@ public:
   /// Sets the receiver of messages from the worker's programs, on the receiving thread. To be
   /// called before the first message.
   void set_listener(std::function<void(std::span<const std::byte>)> f) { listener_ = std::move(f); }
+
+  using demand_handler = std::function<void(std::shared_ptr<worker_link>, const worker_demand&)>;
+  /// Sets the receiver of the requests of the worker's programs, on the receiving thread. An
+  /// earlier request waits for it. The receiver calls `answer`.
+  /// @thread any
+  void set_demand_handler(demand_handler f);
+  /// Sends the result of a request.
+  /// @thread any
+  void answer(const worker_demand& of, const caf::expected<lent_range>& result) noexcept;
 
   // -- the lane
 
@@ -203,6 +219,9 @@ public:
   /// events until then: marks all of them as done again.
   void reaped() noexcept;
   bool is_reaped() const noexcept { return is_reaped_.load(std::memory_order_acquire); }
+  /// Sets the function that is called when the process is gone, at once if it is.
+  /// @thread any
+  void set_reaped_listener(std::function<void()> f);
   /// Blocks until all listeners were told of the loss. Does not block on their thread.
   void wait_until_told() noexcept;
 
@@ -215,6 +234,8 @@ private:
     return request_limit_ < most / 2 ? 2 * request_limit_ : most;
   }
   void lose(const caf::error& cause, bool kills) noexcept;
+  /// Passes on a request of the worker's programs.
+  void demanded(const control_head& head, wire_reader& body) noexcept;
   /// Marks all events as done: streams of other devices wait for them.
   void gone() noexcept;
   /// Returns null if there is no such request.
@@ -252,6 +273,10 @@ private:
   std::map<std::uint64_t, open_request> open_;
   std::map<std::uint64_t, std::function<void(const caf::error&)>> on_loss_; ///< by number
   std::uint64_t last_listener_ = 0;
+  demand_handler demand_handler_;
+  bool demands_ = false;                 ///< a request of the worker's programs is not answered yet
+  std::optional<worker_demand> waiting_; ///< it came before there was a handler
+  std::function<void()> reaped_listener_;
   std::condition_variable told_;
   std::thread::id telling_; ///< the thread that calls listeners, if any
 };
