@@ -58,7 +58,7 @@ struct settings : bench::common_settings {
   std::size_t seconds = 0;
   std::uint32_t seed = 1;
   std::string how = "kill";
-  std::string standby = "spares";
+  std::string standby = "full";
   std::string on_loss = "automatic";
   std::string when = "ready";
 

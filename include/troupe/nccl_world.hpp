@@ -158,8 +158,8 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 /// @errors errc::invalid_argument: no device, a device that does not exist or is listed twice;
 ///         limits out of range, or that do not go together; a program's name or arguments that are
 ///         too long; the system's configuration is not a `troupe::config`. errc::not_supported: a
-///         program, `loss_policy::failover` or `standby_policy::survivors`, but devices outside
-///         worker processes. errc::unavailable, not_supported: the backend is not available
+///         program, or `loss_policy::failover`, but devices outside worker
+///         processes. errc::unavailable, not_supported: the backend is not available
 caf::expected<caf::actor> spawn_nccl_world(caf::actor_system& sys, world_config config);
 
 /// The same over devices that the application has opened: rank i has `devices[i]`. Ignores

@@ -71,9 +71,9 @@ detail::inspect_result<Inspector> inspect(Inspector& f, world_status& x) {
 /// Returns the view that a `membership_changed` error carries; none for other errors.
 std::optional<world_status> status_of(const caf::error& e);
 
-/// What a world keeps ready, so that it can continue at once when its communicator ends.
+/// The things that a world keeps ready, to continue at once when its communicator ends.
 /// Direct communicators cost little: a world with direct collectives always has those for its
-/// `loss_policy`, as long as it may restart. Those of NCCL are built when they are needed, or kept:
+/// `loss_policy`, and is back soon after other ends. Those of NCCL are built when needed, or kept:
 /// connected and idle. Each costs as much device memory on each of its ranks as any communicator,
 /// on NVIDIA GPUs about 485 MiB (less with a smaller NCCL_BUFFSIZE). While one is being connected
 /// in one process, after the start and after each switch, its devices do nothing else. NCCL's
@@ -161,8 +161,8 @@ struct world_limits {
   /// Pause before the second restart within the window; doubles with each further one. Not where a
   /// standby has taken over.
   std::chrono::milliseconds restart_backoff{50};
-  /// What is kept ready; also in the worlds that `split` makes of this one. A switch counts as a
-  /// restart. If no standby can be had, the world tries again after `restart_backoff`, which
+  /// Says what is kept ready, also in the worlds that `split` makes of this one. A switch counts as
+  /// a restart. If no standby can be had, the world tries again after `restart_backoff`, which
   /// doubles, at most ten times and up to `restart_window`. These attempts do not count.
   standby_policy standby = standby_policy::none;
   /// The reaction to the loss of a device; also in the worlds that `split` makes of this one. A

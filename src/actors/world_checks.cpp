@@ -35,7 +35,7 @@ caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr
     return make_error(errc::invalid_argument,
                       "loss_policy::" + std::string{to_string(on_loss)} +
                           " is not for standby_policy::" + std::string{to_string(x.standby)} +
-                          ": with spares a world fails over, and it fails over with spares alone");
+                          ": spares are for loss_policy::failover alone, which needs them");
   if (on_loss == loss_policy::shrink && lanes.size() > rank_set::most)
     return make_error(errc::invalid_argument, "a world that shrinks has at most " +
                                                   std::to_string(rank_set::most) + " ranks, not " +

@@ -152,7 +152,7 @@ void lane::finish(part& p, std::int64_t now) noexcept {
 }
 
 void lane::end_lost(part& p) noexcept {
-  static_cast<void>(set_over(p)); // it has none any more
+  static_cast<void>(set_over(p)); // its event is destroyed already
   settle_if_over(p);
 }
 

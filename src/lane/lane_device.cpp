@@ -264,7 +264,7 @@ void lane::revive() {
     give_up_device();
   if (move_requested_.exchange(false))
     owner_.on_moved(*this, why);
-  // Not before, and not here: it takes time, and requests wait.
+  // Not before: it takes time, and requests wait. To free the rings takes longer.
   forget(events);
   for (auto& ring : rings)
     if (auto free = ring->let_go())

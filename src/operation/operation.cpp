@@ -537,9 +537,7 @@ void operation::mark_unreadable(locked lock, const std::shared_ptr<buffer>& memo
       if (u.reads)
         for (auto& w : open)
           if (w.begin < u.end && u.begin < w.end && !u.accepted.includes(w.skipped_by))
-            // A request that accepts skipped bytes came after the failure: it gets the mark's
-            // error.
-            dependent_failures.push_back({next.who, u.accepted.any() ? w.error() : w.cause});
+            dependent_failures.push_back({next.who, w.cause});
       if (!u.writes)
         continue;
       for (auto& w : cut_out(open, u.begin, u.end))

@@ -575,12 +575,13 @@ void runtime::watch_lost(int ordinal) {
 }
 
 /// Returns whether a part of the same operation, on another device, may still write to memory of
-/// the device that had `p`.
+/// the device that had `p`. A part of another lost process writes until the work of that is over.
 bool runtime::is_written_by_peers(const part& p) const {
   const auto is_lost = [this](const part& x) {
     return std::ranges::any_of(slots_, [&](auto& s) {
-      return std::ranges::any_of(
-          s.lost, [&](auto& process) { return std::ranges::count(process.parts, &x) != 0; });
+      return std::ranges::any_of(s.lost, [&](auto& process) {
+        return std::ranges::count(process.parts, &x) != 0 && process.work_is_over();
+      });
     });
   };
   return p.of->writes_to_peers() && std::ranges::any_of(p.of->parts(), [&](const part& x) {

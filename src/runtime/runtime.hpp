@@ -105,7 +105,7 @@ public:
   void end_replies() noexcept;
 
   /// Calls `f`, on any thread, with the ordinal of each lost device and the reason, and without one
-  /// when that device is ready again, as long as `who` exists.
+  /// when that device is back or will not come back, as long as `who` exists.
   void watch_losses(std::weak_ptr<void> who, std::function<void(int, const caf::error&)> f);
 
   /// Sends a note (`process_note`) to the process that has a device.

@@ -13,6 +13,15 @@
 
 namespace troupe::testing {
 
+/// Which writes to a buffer may have failed with a lost worker.
+enum class lost_writes : std::uint8_t {
+  none,
+  /// Writes before one that was done: the end of a worker's last write may be known, and not that
+  /// of a write before it, which then is not made again.
+  before_others,
+  any,
+};
+
 /// A buffer all of whose elements have the same value, and the writes to it that are pending.
 class known_memory {
 public:
@@ -37,9 +46,10 @@ public:
   }
 
   /// Waits for all writes, and checks the content against their results. Memory with a mark is
-  /// written anew. `may_fail`: a worker was lost that a write used
-  void check(bool may_fail) {
+  /// written anew.
+  void check(lost_writes lost) {
     std::vector<std::uint32_t> unsure; // written by the requests that failed, after the others
+    caf::error last;
     for (auto& x : std::exchange(writes_, {})) {
       const auto why = x.result();
       if (!why) {
@@ -47,9 +57,11 @@ public:
         unsure.clear();
         continue;
       }
-      EXPECT_TRUE(may_fail && code_of(why) && cause_of(why) == errc::worker_lost) << describe(why);
+      EXPECT_TRUE(lost != lost_writes::none && cause_of(why) == errc::worker_lost) << describe(why);
       unsure.push_back(x.value);
+      last = why;
     }
+    EXPECT_TRUE(lost == lost_writes::any || unsure.empty()) << describe(last);
     ASSERT_FALSE(memory_.stale());
     const auto got = on_.download(memory_);
     if (got) { // that the last write was done may become known later than its result
@@ -83,12 +95,12 @@ private:
     std::function<caf::error()> result;
   };
 
-  /// What is skipped is as before, unless a write before that had begun.
+  /// Skipped memory is as before, unless a write before that had begun.
   void check_accepted(const std::vector<std::uint32_t>& values) const {
     if (const auto accepted = answer_of(on_.accept(memory_)))
       EXPECT_TRUE(consists_of_one(must(on_.download(memory_)), values));
     else
-      EXPECT_TRUE(has_code(accepted, errc::indeterminate));
+      EXPECT_EQ(cause_of(accepted.error()), errc::worker_lost) << describe(accepted.error());
   }
 
   static ::testing::AssertionResult consists_of_one(const std::vector<std::uint32_t>& got,

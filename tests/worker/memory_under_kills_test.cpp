@@ -1,4 +1,4 @@
-// The memory of devices whose workers and spares are killed at random moments. A model knows what
+// The memory of devices whose workers are killed at random moments. A model knows what
 // each buffer must hold: the result of each request that succeeded, and where one failed, a mark or
 // the content of one of the last requests.
 //
@@ -16,9 +16,7 @@
 #include <chrono>
 #include <cstdio>
 #include <deque>
-#include <map>
 #include <random>
-#include <string>
 #include <thread>
 
 namespace troupe::testing {
@@ -92,11 +90,11 @@ protected:
       to.note_write(value, on.launch(write_value, to_bytes(value), {}, {to.memory()}, options));
   }
 
-  /// `plain_share`: of the requests that are not made again
-  void write_some(std::size_t rank, std::size_t n, double plain_share = 0.5) {
+  /// Half of the requests are made again.
+  void write_some(std::size_t rank, std::size_t n) {
     for (; n != 0; --n) {
       const auto which = rank * buffers + pick(random_, 0, buffers - 1);
-      chance(random_, plain_share) ? write(plain_[which], once) : write(retried_[which], always);
+      chance(random_, 0.5) ? write(plain_[which], once) : write(retried_[which], always);
     }
   }
 
@@ -126,10 +124,6 @@ protected:
     struck_.insert(rank);
     kill(process_of(rank));
   }
-  void strike_all() {
-    for (std::size_t rank = 0; rank < world_.size(); ++rank)
-      struck_.insert(rank);
-  }
 
   /// Returns the process of a device that is not known to be killed. Blocks until there is one.
   std::int64_t process_of(std::size_t rank) {
@@ -145,14 +139,6 @@ protected:
     std::set<std::int64_t> result;
     for (std::size_t rank = 0; rank < world_.size(); ++rank)
       result.insert(process_of(rank));
-    return result;
-  }
-  std::vector<std::int64_t> spares() {
-    const auto used = workers();
-    std::vector<std::int64_t> result;
-    for (auto x : children())
-      if (!used.contains(x) && !killed_.contains(x))
-        result.push_back(x);
     return result;
   }
 
@@ -171,13 +157,18 @@ protected:
       return std::ranges::none_of(children(), [&](auto x) { return killed_.contains(x); });
     }));
     workers();
+    const auto if_struck = [](bool struck, lost_writes then) {
+      return struck ? then : lost_writes::none;
+    };
     for (std::size_t i = 0; i < plain_.size(); ++i)
-      plain_[i].check(struck_.contains(i / buffers));
+      plain_[i].check(if_struck(struck_.contains(i / buffers), lost_writes::any));
     for (auto& x : sums_)
-      x.check(!struck_.empty());
-    for (auto* kind : {&retried_, &retried_sums_, &data_})
+      x.check(if_struck(!struck_.empty(), lost_writes::any));
+    for (auto* kind : {&retried_, &retried_sums_})
       for (auto& x : *kind)
-        x.check(false);
+        x.check(if_struck(!struck_.empty(), lost_writes::before_others));
+    for (auto& x : data_)
+      x.check(lost_writes::none);
     for (std::size_t rank = 0; rank < world_.size(); ++rank)
       EXPECT_EQ(world_.device_of(rank).generation(), 1u);
     struck_.clear();
