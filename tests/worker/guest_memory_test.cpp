@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -43,13 +45,21 @@ public:
   std::unique_ptr<guest_memory> borrower(std::chrono::milliseconds keep = forever) {
     auto result = std::make_unique<guest_memory>(guest_memory::options{
         0, keep, [this](control what, std::uint64_t number, const lent_range& x) {
-          if (answers)
-            to_->answered(number, what == control::lend ? lend(x.size_bytes) : take_back(x));
+          ++requests;
+          if (what == control::take_back)
+            to_->answered(number, take_back(x));
+          else if (lends_at_once)
+            to_->answered(number, lend(x.size_bytes));
+          else
+            waiting_ = {number, x.size_bytes};
           return caf::error{};
         }});
     to_ = result.get();
     return result;
   }
+
+  /// Answers the request that waits.
+  void answer() { to_->answered(waiting_.first, lend(waiting_.second)); }
 
   std::size_t lent() {
     const std::lock_guard lock{mutex_};
@@ -66,7 +76,8 @@ public:
   }
 
   int lends = 0;
-  bool answers = true;
+  std::atomic<int> requests{0};
+  bool lends_at_once = true;
 
 private:
   caf::expected<lent_range> lend(std::size_t size_bytes) {
@@ -86,6 +97,7 @@ private:
 
   const std::size_t least_;
   guest_memory* to_ = nullptr;
+  std::pair<std::uint64_t, std::size_t> waiting_; ///< number, and size
   std::mutex mutex_;
   std::map<std::uint64_t, std::pair<std::unique_ptr<std::byte[]>, std::size_t>> lent_;
 };
@@ -181,9 +193,66 @@ TEST(GuestMemory, ReturnsWhatItCannotManage) {
   EXPECT_EQ(parent.lent(), detail::slab_space::most_slabs);
 }
 
+TEST(GuestMemory, MakesRoomInItsListOfRanges) {
+  lender parent{4096};
+  const auto memory = parent.borrower();
+  void* first = nullptr;
+  for (std::size_t i = 0; i < detail::slab_space::most_slabs; ++i)
+    first = must(memory->allocate(4096, device_bytes));
+  EXPECT_TRUE(memory->deallocate(first)); // its range is too small for the next allocation
+  must(memory->allocate(8192, device_bytes));
+  EXPECT_EQ(parent.lent(), detail::slab_space::most_slabs);
+}
+
+/// A range that one thread has got from the parent is not used up by another one before.
+TEST(GuestMemory, ServesManyThreads) {
+  lender parent;
+  const auto memory = parent.borrower();
+  std::vector<std::jthread> all;
+  for (int value = 1; value <= 4; ++value)
+    all.emplace_back([&, value] {
+      for (int i = 0; i < 300; ++i) {
+        const auto x = memory->allocate(mib, device_bytes);
+        ASSERT_TRUE(x) << describe(x.error());
+        std::memset(*x, value, 1000);
+        ASSERT_EQ(static_cast<const std::byte*>(*x)[999], static_cast<std::byte>(value));
+        ASSERT_TRUE(memory->deallocate(*x));
+        for (auto& range : memory->trim())
+          must(parent.take_back(range));
+      }
+    });
+}
+
+/// While a request waits, the parent may look for memory, and ask for it.
+TEST(GuestMemory, KeepsEmptyRangesForTheParentWhileARequestWaits) {
+  lender parent;
+  const auto memory = parent.borrower(1ms);
+  void* const first = must(memory->allocate(mib, device_bytes));
+  parent.lends_at_once = false;
+  auto waits = std::async(std::launch::async, [&] { return memory->allocate(mib, device_bytes); });
+  EXPECT_TRUE(eventually([&] { return parent.requests == 2; }));
+  EXPECT_TRUE(memory->deallocate(first));
+  EXPECT_FALSE(eventually([&] { return memory->free_bytes() == 0; }, 100ms));
+  const auto trimmed = memory->trim();
+  EXPECT_EQ(trimmed.size(), 1u);
+  for (auto& x : trimmed)
+    must(parent.take_back(x));
+  parent.answer();
+  EXPECT_TRUE(waits.get().engaged());
+}
+
+/// The parent ends a worker that does not wait for its replies.
+TEST(GuestMemory, AsksForNothingAfterTheEnd) {
+  lender parent;
+  const auto memory = parent.borrower();
+  memory->end();
+  EXPECT_TRUE(has_code(memory->allocate(1, device_bytes), errc::unavailable));
+  EXPECT_EQ(parent.requests, 0);
+}
+
 TEST(GuestMemory, EndsAWaitForTheParent) {
   lender parent;
-  parent.answers = false;
+  parent.lends_at_once = false;
   const auto memory = parent.borrower();
   auto waits = std::async(std::launch::async, [&] { return memory->allocate(1, device_bytes); });
   memory->end();

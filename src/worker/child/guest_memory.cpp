@@ -1,8 +1,8 @@
 #include "worker/child/guest_memory.hpp"
 
-#include "foundation/log.hpp"
 #include "foundation/start_thread.hpp"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -31,10 +31,16 @@ void guest_memory::end() {
 // -- requests to the parent
 
 caf::expected<lent_range> guest_memory::demand(control what, const lent_range& x) {
-  const std::lock_guard one_at_a_time{demanding_};
+  const auto over = [this] {
+    return make_error({.code = errc::unavailable,
+                       .detail = "the worker of the device ends",
+                       .device = options_.device});
+  };
   std::uint64_t number = 0;
   {
     const std::lock_guard lock{mutex_};
+    if (ends_)
+      return over(); // the last request may not be answered yet
     number = ++last_demand_;
     reply_.reset();
   }
@@ -42,11 +48,7 @@ caf::expected<lent_range> guest_memory::demand(control what, const lent_range& x
     return error;
   std::unique_lock lock{mutex_};
   changed_.wait(lock, [this] { return reply_ || ends_; });
-  if (reply_)
-    return *reply_;
-  return make_error({.code = errc::unavailable,
-                     .detail = "the worker of the device ends",
-                     .device = options_.device});
+  return reply_ ? *reply_ : caf::expected<lent_range>{over()};
 }
 
 void guest_memory::answered(std::uint64_t number, const caf::expected<lent_range>& result) {
@@ -58,7 +60,7 @@ void guest_memory::answered(std::uint64_t number, const caf::expected<lent_range
 
 // -- memory
 
-caf::error guest_memory::out_of_memory(std::size_t size_bytes, const char* why) const {
+caf::error guest_memory::out_of_memory(std::size_t size_bytes, const std::string& why) const {
   return make_error({.code = errc::out_of_memory,
                      .detail = std::to_string(size_bytes) + " bytes asked for, but " + why,
                      .device = options_.device});
@@ -68,19 +70,30 @@ caf::expected<void*> guest_memory::allocate(std::size_t size_bytes, std::size_t 
   if (const auto there = take(size_bytes))
     return *there;
   if (size_bytes > device_bytes)
-    return out_of_memory(size_bytes, "the device has less");
+    return out_of_memory(size_bytes, "the device has " + std::to_string(device_bytes));
+  const std::lock_guard one_at_a_time{demanding_};
+  if (has_most_ranges())
+    give_back_empty(clock::time_point::max());
+  if (has_most_ranges())
+    return out_of_memory(size_bytes, "programs have " + std::to_string(slab_space::most_slabs) +
+                                         " pieces of memory, and none has room");
   const auto fresh = demand(control::lend, {0, size_bytes});
   if (!fresh)
     return fresh.error();
-  if (const auto there = take_from(*fresh, size_bytes))
-    return *there;
-  if (auto kept = demand(control::take_back, *fresh); !kept)
-    log(log_level::warning, "memory was not given back to the parent", kept.error());
-  return out_of_memory(size_bytes, "programs have too many large pieces of memory");
+  return take_from(*fresh, size_bytes);
+}
+
+bool guest_memory::has_most_ranges() const {
+  const std::lock_guard lock{mutex_};
+  return space_.slabs() == slab_space::most_slabs;
 }
 
 std::optional<void*> guest_memory::take(std::size_t size_bytes) {
   const std::lock_guard lock{mutex_};
+  return take_locked(size_bytes);
+}
+
+std::optional<void*> guest_memory::take_locked(std::size_t size_bytes) {
   const auto range = space_.take(size_bytes);
   if (!range)
     return std::nullopt;
@@ -91,15 +104,18 @@ std::optional<void*> guest_memory::take(std::size_t size_bytes) {
   return result;
 }
 
-std::optional<void*> guest_memory::take_from(const lent_range& fresh, std::size_t size_bytes) {
-  {
-    const std::lock_guard lock{mutex_};
-    const auto number = space_.add(fresh.size_bytes);
-    if (!number)
-      return std::nullopt;
-    ranges_.emplace(*number, borrowed{fresh, {}}); // not empty for the keeper before it was used
+/// Other threads find the range when it has what this one needs of it.
+caf::expected<void*> guest_memory::take_from(const lent_range& fresh, std::size_t size_bytes) {
+  const std::lock_guard lock{mutex_};
+  if (const auto number = space_.add(fresh.size_bytes)) {
+    ranges_.emplace(*number, borrowed{fresh, clock::now()});
+    if (const auto there = take_locked(size_bytes))
+      return *there;
   }
-  return take(size_bytes);
+  return make_error(
+      {.code = errc::internal,
+       .detail = "the parent lent too little for " + std::to_string(size_bytes) + " bytes",
+       .device = options_.device});
 }
 
 bool guest_memory::give_back(const slab_range& x) {
@@ -141,23 +157,38 @@ std::size_t guest_memory::free_bytes() const {
 
 // -- empty ranges
 
-std::vector<lent_range> guest_memory::take_empty(clock::time_point when) {
-  std::vector<lent_range> result;
-  for (auto i = ranges_.begin(); i != ranges_.end();) {
-    if (!i->second.empty_since || *i->second.empty_since > when) {
-      ++i;
-      continue;
-    }
-    space_.remove(i->first);
-    result.push_back(i->second.what);
-    i = ranges_.erase(i);
-  }
+std::optional<lent_range> guest_memory::take_empty(clock::time_point when) {
+  const auto found = std::ranges::find_if(ranges_, [when](const auto& x) {
+    return x.second.empty_since && *x.second.empty_since <= when;
+  });
+  if (found == ranges_.end())
+    return std::nullopt;
+  space_.remove(found->first);
+  const auto result = found->second.what;
+  ranges_.erase(found);
   return result;
 }
 
 std::vector<lent_range> guest_memory::trim() {
   const std::lock_guard lock{mutex_};
-  return take_empty(clock::time_point::max());
+  std::vector<lent_range> result;
+  while (const auto x = take_empty(clock::time_point::max()))
+    result.push_back(*x);
+  return result;
+}
+
+/// A range leaves only when it can be sent at once: else the parent would not find it where it asks
+/// for memory.
+void guest_memory::give_back_empty(clock::time_point when) {
+  while (true) {
+    std::optional<lent_range> next;
+    {
+      const std::lock_guard lock{mutex_};
+      next = take_empty(when);
+    }
+    if (!next || !demand(control::take_back, *next))
+      return; // an error: the worker ends
+  }
 }
 
 /// Without a thread, the parent gets empty ranges when it asks for them.
@@ -184,10 +215,11 @@ void guest_memory::keep_house() {
       changed_.wait_until(lock, *due);
       continue;
     }
-    const auto all = take_empty(clock::now() - options_.keep);
     lock.unlock();
-    for (const auto& x : all)
-      static_cast<void>(demand(control::take_back, x)); // fails only when the worker ends
+    {
+      const std::lock_guard one_at_a_time{demanding_};
+      give_back_empty(clock::now() - options_.keep);
+    }
     lock.lock();
   }
 }

@@ -13,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -64,19 +65,26 @@ private:
     std::optional<clock::time_point> empty_since;
   };
 
+  /// Sends a request, and waits for the reply. Needs `demanding_`.
   caf::expected<lent_range> demand(control what, const lent_range& x);
   std::optional<void*> take(std::size_t size_bytes);
+  std::optional<void*> take_locked(std::size_t size_bytes);
   /// Adds a range, and takes memory of it.
-  std::optional<void*> take_from(const lent_range& fresh, std::size_t size_bytes);
+  caf::expected<void*> take_from(const lent_range& fresh, std::size_t size_bytes);
+  bool has_most_ranges() const;
   /// Gives back memory. Returns whether its range is empty now.
   bool give_back(const slab_range& x);
-  std::vector<lent_range> take_empty(clock::time_point when);
-  caf::error out_of_memory(std::size_t size_bytes, const char* why) const;
+  /// Removes a range that is empty since `when` or before. Needs `mutex_`.
+  std::optional<lent_range> take_empty(clock::time_point when);
+  /// Gives such ranges back to the parent. Needs `demanding_`.
+  void give_back_empty(clock::time_point when);
+  caf::error out_of_memory(std::size_t size_bytes, const std::string& why) const;
   void note_empty();
   void keep_house();
 
   const options options_;
-  std::mutex demanding_; ///< held during a request, of which the parent serves one at a time
+  /// Held during a request, of which the parent serves one at a time; before `mutex_`.
+  std::mutex demanding_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   slab_space space_;
