@@ -88,6 +88,8 @@ public:
   std::shared_ptr<worker_link> link;
   std::vector<lent_range> unused; ///< to be given back when the parent asks
   std::atomic<int> trims{0};
+  std::function<void()> on_make; ///< called before a slab is made
+  std::function<void()> on_map;  ///< called before a slab is mapped
 
 private:
   class sender final : public detail::control_sender {
@@ -128,7 +130,11 @@ private:
     }
     const auto x = reader.get<detail::slab_args>();
     const memory_slab which{0, reinterpret_cast<void*>(x.address), x.size_bytes};
+    if (head.kind == control::map_slab && on_map)
+      on_map();
     if (head.kind == control::make_slab) {
+      if (on_make)
+        on_make();
       auto made = executes_->make_slab(which);
       detail::file_descriptor descriptor{made ? *made : -1};
       return link->received(answer_to(head, made ? caf::error{} : made.error()).bytes(),
@@ -214,6 +220,28 @@ TEST_F(SlabLending, GivesWhatIsLeftWhereALargeRangeDoesNotFit) {
   EXPECT_TRUE(worker_->borrow(12 * mib).engaged());
 }
 
+/// Else each small allocation of the programs would need a request.
+TEST_F(SlabLending, GivesAPieceForManyAllocationsWhereLittleIsLeft) {
+  begin(256 * mib);
+  static_cast<void>(must(slabs_->allocate(240 * mib)));
+  static_cast<void>(must(slabs_->allocate(8 * mib))); // half of a slab
+  EXPECT_EQ(must(worker_->borrow(1000)).size_bytes, mib);
+  EXPECT_EQ(must(worker_->borrow(2 * mib)).size_bytes, 2 * mib);
+}
+
+TEST_F(SlabLending, GivesANewSlabBackIfOtherMemoryWasFreeMeanwhile) {
+  begin(256 * mib);
+  void* const first = must(slabs_->allocate(16 * mib));
+  borrower spare{device_};
+  must(slabs_->prepare(spare.link));
+  spare.on_map = [&] { EXPECT_TRUE(slabs_->deallocate(first)); }; // while the next slab is made
+  const auto range = must(worker_->borrow(16 * mib));
+  EXPECT_EQ(reinterpret_cast<void*>(range.address), first);
+  EXPECT_TRUE(worker_->give_back(range));
+  must(slabs_->give_back_unused());
+  EXPECT_EQ(slabs_->free_bytes(), 0u);
+}
+
 TEST_F(SlabLending, AsksForUnusedRangesWhenTheParentHasNoMemory) {
   begin(16 * mib);
   const auto range = must(worker_->borrow(16 * mib));
@@ -269,6 +297,71 @@ TEST_F(SlabLending, LetsTheNextProgramWaitForTheMemoryOfTheLostOne) {
   EXPECT_EQ(must(next.wait()).size_bytes, 16 * mib);
 }
 
+TEST_F(SlabLending, DoesNotWaitForMemoryThatTheParentHasClaimed) {
+  begin(16 * mib);
+  const auto claimed = must(worker_->borrow(8 * mib));
+  static_cast<void>(must(worker_->borrow(8 * mib)));
+  const auto claim =
+      slabs_->keep_lent(*worker_->link, reinterpret_cast<const void*>(claimed.address), 8 * mib);
+  borrower next{device_};
+  worker_->link->lose(make_error(errc::worker_lost, "the test wants it"));
+  must(slabs_->move_to(next.link));
+  next.send(control::lend, 0, {0, 8 * mib});
+  EXPECT_FALSE(eventually([&] { return next.has_reply(); }, 100ms));
+  worker_->link->reaped();
+  EXPECT_EQ(must(next.wait()).size_bytes, 8 * mib);
+}
+
+/// The memory is found wherever it comes back during the search for room.
+TEST_F(SlabLending, GivesWhatComesBackDuringTheSearchForRoom) {
+  for (int at = 1; at <= 8; ++at) {
+    begin(16 * mib);
+    static_cast<void>(must(worker_->borrow(16 * mib)));
+    borrower next{device_};
+    worker_->link->lose(make_error(errc::worker_lost, "the test wants it"));
+    must(slabs_->move_to(next.link));
+    next.on_make = [&, left = at]() mutable {
+      if (--left == 0)
+        worker_->link->reaped();
+    };
+    next.send(control::lend, 0, {0, 8 * mib});
+    if (eventually([&] { return next.has_reply(); }, 100ms)) {
+      EXPECT_TRUE(next.wait().engaged()) << at;
+      continue;
+    }
+    worker_->link->reaped(); // the search was over earlier
+    EXPECT_TRUE(next.wait().engaged()) << at;
+  }
+}
+
+/// It may be gone already: nothing would give the memory back.
+TEST_F(SlabLending, LendsNothingToAWorkerThatIsGone) {
+  begin(16 * mib);
+  EXPECT_TRUE(slabs_->deallocate(must(slabs_->allocate(16 * mib))));
+  borrower spare{device_};
+  must(slabs_->prepare(spare.link));
+  spare.send(control::lend, 0, {0, 16 * mib});
+  spare.link->lose(make_error(errc::worker_lost, "the test wants it"));
+  spare.link->reaped();
+  must(slabs_->move_to(spare.link));
+  EXPECT_FALSE(eventually([&] { return slabs_->free_bytes() == 0; }, 100ms));
+}
+
+/// The supervisor of a process knows its link only while something keeps that.
+TEST_F(SlabLending, KeepsALostWorkerUntilItsProcessIsGone) {
+  begin(16 * mib);
+  static_cast<void>(must(worker_->borrow(16 * mib)));
+  borrower next{device_};
+  worker_->link->lose(make_error(errc::worker_lost, "the test wants it"));
+  must(slabs_->move_to(next.link));
+  const std::weak_ptr<worker_link> lost = worker_->link;
+  worker_.reset();
+  if (const auto link = lost.lock())
+    link->reaped();
+  EXPECT_TRUE(slabs_->allocate(16 * mib).engaged());
+  EXPECT_TRUE(eventually([&] { return lost.expired(); })); // also the thread that lent has ended
+}
+
 TEST_F(SlabLending, ServesASpareWhenItHasTheDevice) {
   begin(16 * mib);
   borrower spare{device_};
@@ -298,6 +391,19 @@ TEST_F(SlabLending, ForgetsWhatALostWorkerHadWithItsGeneration) {
   worker_->link->reaped(); // must not give back what is in use now
   EXPECT_TRUE(has_code(slabs_->allocate(1), errc::out_of_memory));
   EXPECT_TRUE(slabs_->deallocate(all));
+}
+
+/// A device that has moved to its spare may be lost while the former worker still ends.
+TEST_F(SlabLending, LeavesAFormerWorkerAloneThatKnowsNothingOfTheNewGeneration) {
+  begin(16 * mib);
+  const auto range = must(worker_->borrow(mib));
+  borrower next{device_};
+  must(slabs_->move_to(next.link));
+  borrower last{device_};
+  next.link->lose(make_error(errc::worker_lost, "the test wants it"));
+  slabs_->begin(last.link);
+  EXPECT_TRUE(worker_->give_back(range));
+  EXPECT_FALSE(worker_->link->lost());
 }
 
 // -- memory that the parent has claimed
@@ -344,6 +450,15 @@ TEST_F(SlabLending, LosesAWorkerThatAsksForMoreThanTheDeviceHas) {
   }
 }
 
+TEST_F(SlabLending, LosesAWorkerThatCanMakeNoSlabs) {
+  begin(16 * mib);
+  borrower other{device_};
+  other.link->set_slab_granularity(0);
+  slabs_->begin(other.link);
+  EXPECT_FALSE(other.borrow(mib));
+  EXPECT_TRUE(other.link->lost());
+}
+
 TEST_F(SlabLending, LosesAWorkerThatGivesBackWhatItDoesNotHave) {
   const std::vector<std::function<lent_range(const lent_range&)>> forged{
       [](auto& x) { return lent_range{x.address + 512, 512}; },
@@ -387,6 +502,16 @@ TEST_F(SlabLending, LosesAWorkerWhoseRequestCannotBeRead) {
   message(control_head{1, control::lend}, std::uint32_t{1});
   worker_->link->received(message.bytes());
   EXPECT_TRUE(is_lost_for_nonsense());
+}
+
+TEST_F(SlabLending, NeedsNoThreadToTakeMemoryBack) {
+  begin(16 * mib);
+  const auto range = must(worker_->borrow(16 * mib));
+  {
+    const no_threads lack;
+    EXPECT_TRUE(worker_->give_back(range));
+  }
+  EXPECT_TRUE(slabs_->allocate(16 * mib).engaged());
 }
 
 TEST_F(SlabLending, SaysThatThereIsNoThread) {

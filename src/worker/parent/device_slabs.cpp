@@ -63,7 +63,7 @@ void device_slabs::begin(std::shared_ptr<worker_link> worker) {
   }
   for (auto& x : former.slabs)
     shared_->remove(x.what);
-  serve_demands_of(*worker);
+  serve_demands_of(worker);
 }
 
 std::vector<memory_slab> device_slabs::all() const {
@@ -99,7 +99,7 @@ caf::error device_slabs::move_to(std::shared_ptr<worker_link> worker) {
     worker_ = worker;
     forget_spare();
   }
-  serve_demands_of(*worker);
+  serve_demands_of(worker);
   return {};
 }
 
@@ -140,7 +140,7 @@ device_slabs::removed device_slabs::take_all() {
   space_ = {};
   slabs_.clear();
   taken_.clear();
-  lent_.clear();
+  result.lent.swap(lent_);
   return result;
 }
 
@@ -189,6 +189,10 @@ bool device_slabs::deallocate(void* memory) {
   return true;
 }
 
+caf::error device_slabs::is_gone() const {
+  return lost_worker(ordinal_, "its worker changed while memory was allocated");
+}
+
 caf::error device_slabs::grow(std::size_t size_bytes) {
   const auto no_room = [&](const std::string& why) {
     return make_error({.code = errc::out_of_memory,
@@ -199,6 +203,9 @@ caf::error device_slabs::grow(std::size_t size_bytes) {
   if (size_bytes > device_bytes)
     return no_room("the device has " + std::to_string(device_bytes));
   const std::lock_guard one_at_a_time{growing_};
+  const std::size_t unit = unit_;
+  if (unit == 0)
+    return is_gone();
   const auto number = [this] {
     const std::lock_guard lock{mutex_};
     return space_.slabs();
@@ -209,16 +216,16 @@ caf::error device_slabs::grow(std::size_t size_bytes) {
     if (number() == slab_space::most_slabs)
       return no_room("the device has " + std::to_string(number()) + " slabs, and none has room");
   }
-  const auto exact = rounded_up(size_bytes, unit_);
-  const auto preferred = next_slab_bytes(size_bytes, number(), device_bytes, unit_);
-  auto error = make(preferred);
+  const auto exact = rounded_up(size_bytes, unit);
+  const auto preferred = next_slab_bytes(size_bytes, number(), device_bytes, unit);
+  auto error = make(preferred, unit);
   if (code_of(error) == errc::out_of_memory && preferred > exact)
-    error = make(exact);
+    error = make(exact, unit);
   if (code_of(error) != errc::out_of_memory)
     return error;
   if (auto failed = give_back_unused())
     return failed;
-  return make(exact);
+  return make(exact, unit);
 }
 
 caf::error device_slabs::give_back_unused() {
@@ -231,15 +238,12 @@ caf::error device_slabs::give_back_unused() {
 
 /// A slab is in use only when all workers have mapped it that may need it: until then it is
 /// `arriving_`. Meanwhile another worker may get the device, with all slabs or with none.
-caf::error device_slabs::make(std::size_t slab_bytes) {
+caf::error device_slabs::make(std::size_t slab_bytes, std::size_t unit) {
   const auto by = worker();
-  const auto made = shared_->make(ordinal_, slab_bytes, unit_, *by);
+  const auto made = shared_->make(ordinal_, slab_bytes, unit, *by);
   if (!made)
     return made.error();
   const auto& what = (*made)->what();
-  const auto is_gone = [&] {
-    return lost_worker(ordinal_, "its worker changed while memory was allocated");
-  };
   std::shared_ptr<worker_link> spare;
   {
     const std::lock_guard turn{giving_back_}; // `move_to` has seen all slabs, or sees this one
@@ -260,7 +264,8 @@ caf::error device_slabs::make(std::size_t slab_bytes) {
     arriving_.reset();
     const auto number = error ? std::nullopt : space_.add(slab_bytes);
     if (number) {
-      slabs_.emplace(*number, slab{what, {}});
+      slabs_.emplace(*number,
+                     slab{what, clock::now()}); // empty: other memory may be free meanwhile
       return {};
     }
   }

@@ -99,9 +99,10 @@ private:
   /// A range that is lent to the programs in a worker.
   struct loan {
     slab_range range;
-    std::weak_ptr<worker_link> to;
-    std::size_t owners = 0;   ///< of `keep_lent`
-    bool is_returned = false; ///< to be given back when there are no owners
+    /// Null: it was given back, and is free when there are no owners. Else the worker is kept until
+    /// its process is gone: nothing else gives the range back.
+    std::shared_ptr<worker_link> to;
+    std::size_t owners = 0; ///< of `keep_lent`
   };
   using loans = std::map<std::byte*, std::shared_ptr<loan>>;
 
@@ -109,20 +110,26 @@ private:
   std::optional<std::pair<std::byte*, slab_range>> take(std::size_t size_bytes);
   /// Gives back a range. Returns whether nothing of its slab is in use now. Needs `mutex_`.
   bool give_back(const slab_range& x);
+  caf::error is_gone() const;
   /// Makes a slab in which `size_bytes` fit.
   caf::error grow(std::size_t size_bytes);
-  caf::error make(std::size_t slab_bytes);
+  caf::error make(std::size_t slab_bytes, std::size_t unit);
   std::shared_ptr<worker_link> worker() const;
 
-  /// Serves a request of the programs in a worker, on a thread of its own.
+  /// Serves a request of the programs in a worker. Does not block: it lends on another thread.
   void serve(const std::shared_ptr<worker_link>& by, const worker_demand& what);
   caf::expected<lent_range> lend(const std::shared_ptr<worker_link>& to, std::size_t size_bytes);
   caf::expected<lent_range> lend_exactly(const std::shared_ptr<worker_link>& to,
                                          std::size_t size_bytes);
   std::size_t number_lent(const worker_link& to) const;
-  /// Waits until nothing is lent to lost workers. Returns whether there is room now.
-  bool wait_for_lost_workers(worker_link& by);
-  /// Takes back what programs in `from` give back. Returns false if it is not lent to them.
+  std::size_t largest_free() const;
+  /// Returns whether something is lent to another worker. Needs `mutex_`.
+  bool others_borrow(const worker_link& to) const;
+  bool is_lent_to_others(const worker_link& than) const;
+  /// Waits some time until nothing is lent to other workers, which are lost.
+  void wait_for_lost_workers(worker_link& by);
+  /// Takes back what programs in `from` give back. Returns false if the device's worker gives back
+  /// what is not lent to it.
   bool take_back(const worker_link& from, const lent_range& x);
   /// Takes back all that is lent to a worker.
   void take_back_all(const worker_link& from);
@@ -131,12 +138,14 @@ private:
   void drop_owner(const std::shared_ptr<loan>& x);
   /// Lets the programs give back what they do not use.
   void trim_programs();
-  void serve_demands_of(worker_link& worker);
+  /// Serves the worker's programs from now on, and takes all back when its work is over.
+  void serve_demands_of(const std::shared_ptr<worker_link>& worker);
 
   /// Slabs that are to be unmapped, and their worker.
   struct removed {
     std::vector<slab> slabs;
     std::shared_ptr<worker_link> worker;
+    loans lent{}; ///< may be the last to keep a worker: to be destroyed without the lock
   };
 
   /// Removes the slabs that are empty since `when` or before.

@@ -19,30 +19,35 @@ lent_range range_of(const std::byte* address, const slab_range& x) noexcept {
   return {reinterpret_cast<std::uintptr_t>(address), x.size_bytes};
 }
 
-bool is_to(const std::weak_ptr<worker_link>& to, const worker_link& x) noexcept {
-  return to.lock().get() == &x;
-}
-
 } // namespace
 
-void device_slabs::serve_demands_of(worker_link& worker) {
-  worker.set_demand_handler(
+void device_slabs::serve_demands_of(const std::shared_ptr<worker_link>& worker) {
+  worker->when_reaped([weak = weak_from_this(), of = std::weak_ptr{worker}] {
+    if (const auto gone = of.lock())
+      gone->ranks().when_none([weak, gone] {
+        if (const auto self = weak.lock())
+          self->take_back_all(*gone);
+      });
+  });
+  worker->set_demand_handler(
       [weak = weak_from_this()](const std::shared_ptr<worker_link>& by, const worker_demand& what) {
         if (const auto self = weak.lock())
           self->serve(by, what);
       });
 }
 
-/// Called on the thread that receives the replies of the worker: a new slab needs one.
+/// Called on the thread that receives the replies of the worker. A new slab needs one.
 void device_slabs::serve(const std::shared_ptr<worker_link>& by, const worker_demand& what) {
+  if (what.kind == control::take_back) {
+    if (take_back(*by, what.range))
+      return by->answer(what, what.range);
+    return by->give_up_nonsense("it gave back memory that it does not have");
+  }
+  if (by->slab_granularity() == 0)
+    return by->give_up_nonsense("it asked for memory of slabs, but can make none");
+  if (what.range.size_bytes == 0 || what.range.size_bytes > device_bytes_)
+    return by->give_up_nonsense("it asked for more memory than the device has");
   const auto work = [self = shared_from_this(), by, what] {
-    if (what.kind == control::take_back) {
-      if (self->take_back(*by, what.range))
-        return by->answer(what, what.range);
-      return by->give_up_nonsense("it gave back memory that it does not have");
-    }
-    if (what.range.size_bytes == 0 || what.range.size_bytes > self->device_bytes_)
-      return by->give_up_nonsense("it asked for more memory than the device has");
     by->answer(what, self->lend(by, what.range.size_bytes));
   };
   if (auto error = start_detached_thread(work, "to lend memory to programs"))
@@ -51,15 +56,20 @@ void device_slabs::serve(const std::shared_ptr<worker_link>& by, const worker_de
 
 caf::expected<lent_range> device_slabs::lend(const std::shared_ptr<worker_link>& to,
                                              std::size_t size_bytes) {
-  const auto preferred = next_slab_bytes(size_bytes, number_lent(*to), device_bytes_, unit_);
+  const auto preferred =
+      next_slab_bytes(size_bytes, number_lent(*to), device_bytes_, to->slab_granularity());
+  const bool others_had_some = is_lent_to_others(*to); // before: it may come back meanwhile
   auto result = lend_exactly(to, preferred);
   const auto has_no_room = [&] {
     return !result && code_of(result.error()) == errc::out_of_memory;
   };
-  if (has_no_room())
+  if (has_no_room()) // a piece for more than one allocation, if there is one
+    result = lend_exactly(
+        to, std::clamp(largest_free(), size_bytes, std::max(size_bytes, preferred / 16)));
+  if (has_no_room() && others_had_some) {
+    wait_for_lost_workers(*to);
     result = lend_exactly(to, size_bytes);
-  if (has_no_room() && wait_for_lost_workers(*to))
-    result = lend_exactly(to, size_bytes);
+  }
   return result;
 }
 
@@ -72,17 +82,11 @@ caf::expected<lent_range> device_slabs::lend_exactly(const std::shared_ptr<worke
         return make_error({.code = errc::device_reset,
                            .detail = "another process has the device",
                            .device = ordinal_});
+      if (to->lost()) // it may be reaped, and gives nothing back then
+        return to->loss();
       if (const auto there = take(size_bytes)) {
         lent_.emplace(there->first, std::make_shared<loan>(loan{there->second, to}));
-        const auto result = range_of(there->first, there->second);
-        to->set_reaped_listener([weak = weak_from_this(), of = std::weak_ptr{to}] {
-          if (const auto gone = of.lock())
-            gone->ranks().when_none([weak, gone] {
-              if (const auto self = weak.lock())
-                self->take_back_all(*gone);
-            });
-        });
-        return result;
+        return range_of(there->first, there->second);
       }
     }
     if (auto error = grow(size_bytes))
@@ -93,35 +97,45 @@ caf::expected<lent_range> device_slabs::lend_exactly(const std::shared_ptr<worke
 std::size_t device_slabs::number_lent(const worker_link& to) const {
   const std::lock_guard lock{mutex_};
   return static_cast<std::size_t>(
-      std::ranges::count_if(lent_, [&](auto& x) { return is_to(x.second->to, to); }));
+      std::ranges::count_if(lent_, [&](auto& x) { return x.second->to.get() == &to; }));
 }
 
-bool device_slabs::wait_for_lost_workers(worker_link& by) {
+std::size_t device_slabs::largest_free() const {
+  const std::lock_guard lock{mutex_};
+  return space_.largest_free();
+}
+
+bool device_slabs::others_borrow(const worker_link& to) const {
+  return std::ranges::any_of(lent_,
+                             [&](auto& x) { return x.second->to && x.second->to.get() != &to; });
+}
+
+bool device_slabs::is_lent_to_others(const worker_link& than) const {
+  const std::lock_guard lock{mutex_};
+  return others_borrow(than);
+}
+
+void device_slabs::wait_for_lost_workers(worker_link& by) {
   const auto listener = by.on_loss([weak = weak_from_this()](const caf::error&) {
     if (const auto self = weak.lock()) {
       const std::lock_guard lock{self->mutex_};
       self->changed_.notify_all();
     }
   });
-  std::unique_lock lock{mutex_};
-  const auto others_have_some = [&] {
-    return std::ranges::any_of(lent_, [&](auto& x) { return !is_to(x.second->to, by); });
-  };
-  const bool had_some = others_have_some();
-  changed_.wait_for(lock, lost_patience, [&] { return by.lost() || !others_have_some(); });
-  const bool has_room = had_some && !others_have_some();
-  lock.unlock();
+  {
+    std::unique_lock lock{mutex_};
+    changed_.wait_for(lock, lost_patience, [&] { return by.lost() || !others_borrow(by); });
+  }
   by.forget(listener);
-  return has_room;
 }
 
 bool device_slabs::take_back(const worker_link& from, const lent_range& x) {
   {
     const std::lock_guard lock{mutex_};
     const auto found = lent_.find(reinterpret_cast<std::byte*>(x.address));
-    if (found == lent_.end() || !is_to(found->second->to, from) || found->second->is_returned ||
+    if (found == lent_.end() || found->second->to.get() != &from ||
         found->second->range.size_bytes != x.size_bytes)
-      return false;
+      return worker_.get() != &from; // a new generation may have dropped it
     end_lending(found);
   }
   static_cast<void>(wake_keeper()); // without one, the slab goes back with the next one
@@ -133,7 +147,7 @@ void device_slabs::take_back_all(const worker_link& from) {
     const std::lock_guard lock{mutex_};
     for (auto i = lent_.begin(); i != lent_.end();) {
       const auto x = i++;
-      if (is_to(x->second->to, from))
+      if (x->second->to.get() == &from)
         end_lending(x);
     }
     changed_.notify_all();
@@ -142,12 +156,12 @@ void device_slabs::take_back_all(const worker_link& from) {
 }
 
 void device_slabs::end_lending(loans::iterator x) {
-  x->second->is_returned = true;
+  x->second->to.reset(); // the caller has it
+  changed_.notify_all();
   if (x->second->owners != 0)
     return;
   static_cast<void>(give_back(x->second->range));
   lent_.erase(x);
-  changed_.notify_all();
 }
 
 std::shared_ptr<const void> device_slabs::keep_lent(const worker_link& worker, const void* memory,
@@ -159,7 +173,7 @@ std::shared_ptr<const void> device_slabs::keep_lent(const worker_link& worker, c
     return nullptr;
   const auto& [begin, x] = *std::prev(next);
   const auto offset = address - reinterpret_cast<std::uintptr_t>(begin);
-  if (!is_to(x->to, worker) || x->is_returned || offset > x->range.size_bytes ||
+  if (x->to.get() != &worker || offset > x->range.size_bytes ||
       size_bytes > x->range.size_bytes - offset)
     return nullptr;
   ++x->owners;
@@ -172,7 +186,7 @@ std::shared_ptr<const void> device_slabs::keep_lent(const worker_link& worker, c
 void device_slabs::drop_owner(const std::shared_ptr<loan>& x) {
   {
     const std::lock_guard lock{mutex_};
-    if (--x->owners != 0 || !x->is_returned)
+    if (--x->owners != 0 || x->to)
       return;
     const auto found = std::ranges::find(lent_, x, [](auto& y) { return y.second; });
     if (found == lent_.end())

@@ -386,21 +386,21 @@ void worker_link::gone() noexcept {
 
 void worker_link::reaped() noexcept {
   gone();
-  std::function<void()> tell;
+  std::vector<std::function<void()>> all;
   {
     const std::lock_guard lock{mutex_};
     is_reaped_.store(true, std::memory_order_release);
-    tell = std::exchange(reaped_listener_, nullptr);
+    all.swap(when_reaped_);
   }
-  if (tell)
-    tell();
+  for (auto& f : all)
+    f();
 }
 
-void worker_link::set_reaped_listener(std::function<void()> f) {
+void worker_link::when_reaped(std::function<void()> f) {
   {
     const std::lock_guard lock{mutex_};
     if (!is_reaped()) {
-      reaped_listener_ = std::move(f);
+      when_reaped_.push_back(std::move(f));
       return;
     }
   }

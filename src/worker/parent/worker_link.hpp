@@ -219,9 +219,9 @@ public:
   /// events until then: marks all of them as done again.
   void reaped() noexcept;
   bool is_reaped() const noexcept { return is_reaped_.load(std::memory_order_acquire); }
-  /// Sets the function that is called when the process is gone, at once if it is.
+  /// Calls `f` when the process is gone, at once if it is.
   /// @thread any
-  void set_reaped_listener(std::function<void()> f);
+  void when_reaped(std::function<void()> f);
   /// Blocks until all listeners were told of the loss. Does not block on their thread.
   void wait_until_told() noexcept;
 
@@ -276,7 +276,7 @@ private:
   demand_handler demand_handler_;
   bool demands_ = false;                 ///< a request of the worker's programs is not answered yet
   std::optional<worker_demand> waiting_; ///< it came before there was a handler
-  std::function<void()> reaped_listener_;
+  std::vector<std::function<void()>> when_reaped_;
   std::condition_variable told_;
   std::thread::id telling_; ///< the thread that calls listeners, if any
 };
