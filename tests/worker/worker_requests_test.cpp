@@ -290,6 +290,19 @@ TEST_F(WorkerRequests, ARankThatWasDestroyedWithAnErrorHasEnded) {
   EXPECT_FALSE(workers_->was_killed(1, {}));
 }
 
+/// Its work may use the memory of the others.
+TEST_F(WorkerRequests, ALostWorkerHoldsTheRanksOfOthersUntilItsProcessIsGone) {
+  const auto first = workers_->current(0);
+  const auto lost = workers_->current(1);
+  lost->set_slab_granularity(4096);
+  auto ranks = must(build());
+  lost->lose(make_error(errc::worker_lost, "the test wants it"));
+  EXPECT_TRUE(is_ok(all_.abort(std::move(ranks))));
+  EXPECT_FALSE(first->ranks().wait_for_none(0ms));
+  lost->reaped();
+  EXPECT_TRUE(first->ranks().wait_for_none(0ms));
+}
+
 TEST_F(WorkerRequests, RanksThatTheParentDrivesAreNotClosedByTheirWorkers) {
   EXPECT_TRUE(is_ok(all_.abort(must(build()))));
   EXPECT_TRUE(workers_->was_asked(0, control::abort));

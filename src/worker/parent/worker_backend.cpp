@@ -275,6 +275,23 @@ public:
     return result;
   }
 
+  /// Counts the ranks as not ended in their workers while a lost worker's process is there: its
+  /// work may still use the memory of the others.
+  static void wait_for_lost(const communicator_ranks& ranks) {
+    for (const auto& x : ranks) {
+      const auto& lost = static_cast<remote_communicator&>(*x).shared_link();
+      if (!lost->lost() || lost->is_reaped() || lost->slab_granularity() == 0)
+        continue; // without slabs, it has mapped none of others
+      for (const auto& y : ranks) {
+        const auto& other = static_cast<remote_communicator&>(*y).shared_link();
+        if (other == lost)
+          continue;
+        other->ranks().begin();
+        lost->when_reaped([lost, other] { other->ranks().end(); }); // keeps both until then
+      }
+    }
+  }
+
 private:
   rank_ends() = default;
 
@@ -569,6 +586,7 @@ caf::error worker_backend::end(control how, const communicator_ranks& ranks) noe
   if (how == control::destroy)
     result = all.destroy();
   all.ask_or_kill(control::abort, to_end_its_rank);
+  rank_ends::wait_for_lost(ranks);
   return result;
 }
 
