@@ -278,10 +278,10 @@ TEST_F(SlabLending, TakesMemoryBackWhenTheLostWorkersWorkIsOver) {
   worker_->link->lose(make_error(errc::worker_lost, "the test wants it"));
   must(slabs_->move_to(next.link));
   EXPECT_TRUE(has_code(slabs_->allocate(1), errc::out_of_memory)); // it may still write
-  worker_->link->ranks().begin();
+  worker_->link->program_ranks().begin();
   worker_->link->reaped();
   EXPECT_TRUE(has_code(slabs_->allocate(1), errc::out_of_memory)); // its peers may
-  worker_->link->ranks().end();
+  worker_->link->program_ranks().end();
   EXPECT_TRUE(slabs_->allocate(16 * mib).engaged());
 }
 

@@ -22,6 +22,11 @@ void open_count::end() noexcept {
     f();
 }
 
+bool open_count::is_none() const noexcept {
+  const std::lock_guard lock{mutex_};
+  return open_ == 0;
+}
+
 void open_count::when_none(std::function<void()> f) {
   {
     const std::lock_guard lock{mutex_};

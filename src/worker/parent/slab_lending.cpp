@@ -24,7 +24,7 @@ lent_range range_of(const std::byte* address, const slab_range& x) noexcept {
 void device_slabs::serve_demands_of(const std::shared_ptr<worker_link>& worker) {
   worker->when_reaped([weak = weak_from_this(), of = std::weak_ptr{worker}] {
     if (const auto gone = of.lock())
-      gone->ranks().when_none([weak, gone] {
+      gone->program_ranks().when_none([weak, gone] {
         if (const auto self = weak.lock())
           self->take_back_all(*gone);
       });

@@ -275,9 +275,9 @@ public:
     return result;
   }
 
-  /// Counts the ranks as not ended in their workers while a lost worker's process is there: its
-  /// work may still use the memory of the others.
-  static void wait_for_lost(const communicator_ranks& ranks) {
+  /// Where programs have the ranks, the work of a lost worker may use memory of the others'
+  /// programs until its process is gone.
+  static void hold_for_lost(const communicator_ranks& ranks) {
     for (const auto& x : ranks) {
       const auto& lost = static_cast<remote_communicator&>(*x).shared_link();
       if (!lost->lost() || lost->is_reaped() || lost->slab_granularity() == 0)
@@ -286,8 +286,8 @@ public:
         const auto& other = static_cast<remote_communicator&>(*y).shared_link();
         if (other == lost)
           continue;
-        other->ranks().begin();
-        lost->when_reaped([lost, other] { other->ranks().end(); }); // keeps both until then
+        other->program_ranks().begin();
+        lost->when_reaped([lost, other] { other->program_ranks().end(); }); // keeps both until then
       }
     }
   }
@@ -580,13 +580,15 @@ caf::error worker_backend::end(control how, const communicator_ranks& ranks) noe
   rank_ends all{ranks, call_limit_};
   // The abort of one rank may let another's work end with wrong results (see `guest_ends`). Their
   // owner in this process has closed the ranks that are not handed over.
-  if (all.any_handed_over())
+  const bool are_of_programs = all.any_handed_over();
+  if (are_of_programs)
     all.ask_or_kill(control::close, "to close its rank");
   caf::error result;
   if (how == control::destroy)
     result = all.destroy();
   all.ask_or_kill(control::abort, to_end_its_rank);
-  rank_ends::wait_for_lost(ranks);
+  if (are_of_programs)
+    rank_ends::hold_for_lost(ranks);
   return result;
 }
 

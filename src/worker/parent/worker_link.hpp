@@ -195,6 +195,9 @@ public:
 
   /// Counts the ranks of communicators that this process has in the worker.
   open_count& ranks() noexcept { return ranks_; }
+  /// Counts those that programs drive, and the lost workers that had ranks with them. Until there
+  /// are none, kernels of other devices may write to memory that the programs had.
+  open_count& program_ranks() noexcept { return program_ranks_; }
   /// Another worker has the device now. Messages from the programs of this one are ignored, and
   /// later memory of other devices is not mapped there.
   void set_former() noexcept { is_former_.store(true); }
@@ -260,6 +263,7 @@ private:
   std::vector<std::uint64_t> free_events_;
 
   open_count ranks_;
+  open_count program_ranks_;
   std::atomic<bool> is_former_{false};
   std::atomic<bool> lost_{false};
   std::atomic<bool> is_reaped_{false};
