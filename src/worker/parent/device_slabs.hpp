@@ -119,10 +119,10 @@ private:
   /// Serves a request of the programs in a worker. Does not block: it lends on another thread.
   void serve(const std::shared_ptr<worker_link>& by, const worker_demand& what);
   caf::expected<lent_range> lend(const std::shared_ptr<worker_link>& to, std::size_t size_bytes);
-  caf::expected<lent_range> lend_exactly(const std::shared_ptr<worker_link>& to,
-                                         std::size_t size_bytes);
+  /// Lends a range of `least` bytes or more, up to `most` if one is free.
+  caf::expected<lent_range> lend_between(const std::shared_ptr<worker_link>& to, std::size_t least,
+                                         std::size_t most);
   std::size_t number_lent(const worker_link& to) const;
-  std::size_t largest_free() const;
   /// Returns whether something is lent to another worker. Needs `mutex_`.
   bool others_borrow(const worker_link& to) const;
   bool is_lent_to_others(const worker_link& than) const;

@@ -59,22 +59,22 @@ caf::expected<lent_range> device_slabs::lend(const std::shared_ptr<worker_link>&
   const auto preferred =
       next_slab_bytes(size_bytes, number_lent(*to), device_bytes_, to->slab_granularity());
   const bool others_had_some = is_lent_to_others(*to); // before: it may come back meanwhile
-  auto result = lend_exactly(to, preferred);
+  auto result = lend_between(to, preferred, preferred);
   const auto has_no_room = [&] {
     return !result && code_of(result.error()) == errc::out_of_memory;
   };
-  if (has_no_room()) // a piece for more than one allocation, if there is one
-    result = lend_exactly(
-        to, std::clamp(largest_free(), size_bytes, std::max(size_bytes, preferred / 16)));
+  const auto most = std::max(size_bytes, preferred / 16); // for more than one allocation
+  if (has_no_room())
+    result = lend_between(to, size_bytes, most);
   if (has_no_room() && others_had_some) {
     wait_for_lost_workers(*to);
-    result = lend_exactly(to, size_bytes);
+    result = lend_between(to, size_bytes, most);
   }
   return result;
 }
 
-caf::expected<lent_range> device_slabs::lend_exactly(const std::shared_ptr<worker_link>& to,
-                                                     std::size_t size_bytes) {
+caf::expected<lent_range> device_slabs::lend_between(const std::shared_ptr<worker_link>& to,
+                                                     std::size_t least, std::size_t most) {
   while (true) { // others may take what was made
     {
       const std::lock_guard lock{mutex_};
@@ -84,12 +84,12 @@ caf::expected<lent_range> device_slabs::lend_exactly(const std::shared_ptr<worke
                            .device = ordinal_});
       if (to->lost()) // it may be reaped, and gives nothing back then
         return to->loss();
-      if (const auto there = take(size_bytes)) {
+      if (const auto there = take(std::clamp(space_.largest_free(), least, most))) {
         lent_.emplace(there->first, std::make_shared<loan>(loan{there->second, to}));
         return range_of(there->first, there->second);
       }
     }
-    if (auto error = grow(size_bytes))
+    if (auto error = grow(least))
       return error;
   }
 }
@@ -98,11 +98,6 @@ std::size_t device_slabs::number_lent(const worker_link& to) const {
   const std::lock_guard lock{mutex_};
   return static_cast<std::size_t>(
       std::ranges::count_if(lent_, [&](auto& x) { return x.second->to.get() == &to; }));
-}
-
-std::size_t device_slabs::largest_free() const {
-  const std::lock_guard lock{mutex_};
-  return space_.largest_free();
 }
 
 bool device_slabs::others_borrow(const worker_link& to) const {
