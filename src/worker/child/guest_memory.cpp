@@ -2,7 +2,8 @@
 
 #include "foundation/start_thread.hpp"
 
-#include <algorithm>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -10,8 +11,12 @@ namespace troupe::detail {
 
 namespace {
 
-std::byte* at_byte(const lent_range& x, std::size_t offset) noexcept {
-  return reinterpret_cast<std::byte*>(x.address) + offset;
+std::span<std::byte> bytes_at(const lent_range& x) noexcept {
+  return {reinterpret_cast<std::byte*>(x.address), x.size_bytes};
+}
+
+lent_range range_of(std::span<std::byte> x) noexcept {
+  return {reinterpret_cast<std::uintptr_t>(x.data()), x.size()};
 }
 
 } // namespace
@@ -85,7 +90,7 @@ caf::expected<void*> guest_memory::allocate(std::size_t size_bytes, std::size_t 
 
 bool guest_memory::has_most_ranges() const {
   const std::lock_guard lock{mutex_};
-  return space_.slabs() == slab_space::most_slabs;
+  return ranges_.is_full();
 }
 
 std::optional<void*> guest_memory::take(std::size_t size_bytes) {
@@ -94,35 +99,23 @@ std::optional<void*> guest_memory::take(std::size_t size_bytes) {
 }
 
 std::optional<void*> guest_memory::take_locked(std::size_t size_bytes) {
-  const auto range = space_.take(size_bytes);
-  if (!range)
+  const auto there = ranges_.take(size_bytes);
+  if (!there)
     return std::nullopt;
-  auto& in = ranges_.at(range->slab);
-  in.empty_since.reset();
-  void* const result = at_byte(in.what, range->begin);
-  taken_.emplace(result, *range);
-  return result;
+  taken_.insert(*there);
+  return there->first;
 }
 
 /// Other threads find the range when it has what this one needs of it.
 caf::expected<void*> guest_memory::take_from(const lent_range& fresh, std::size_t size_bytes) {
   const std::lock_guard lock{mutex_};
-  if (const auto number = space_.add(fresh.size_bytes)) {
-    ranges_.emplace(*number, borrowed{fresh, clock::now()});
+  if (ranges_.add(bytes_at(fresh)))
     if (const auto there = take_locked(size_bytes))
       return *there;
-  }
   return make_error(
       {.code = errc::internal,
        .detail = "the parent lent too little for " + std::to_string(size_bytes) + " bytes",
        .device = options_.device});
-}
-
-bool guest_memory::give_back(const slab_range& x) {
-  const bool is_empty = space_.give_back(x);
-  if (is_empty)
-    ranges_.at(x.slab).empty_since = clock::now();
-  return is_empty;
 }
 
 bool guest_memory::deallocate(void* memory) {
@@ -133,7 +126,7 @@ bool guest_memory::deallocate(void* memory) {
       return false;
     const auto range = found->second;
     taken_.erase(found);
-    if (!give_back(range))
+    if (!ranges_.give_back(range))
       return true;
   }
   note_empty();
@@ -144,7 +137,7 @@ void guest_memory::clear() {
   {
     const std::lock_guard lock{mutex_};
     for (const auto& [memory, range] : taken_)
-      static_cast<void>(give_back(range));
+      static_cast<void>(ranges_.give_back(range));
     taken_.clear();
   }
   note_empty();
@@ -152,28 +145,16 @@ void guest_memory::clear() {
 
 std::size_t guest_memory::free_bytes() const {
   const std::lock_guard lock{mutex_};
-  return space_.free_bytes();
+  return ranges_.free_bytes();
 }
 
 // -- empty ranges
 
-std::optional<lent_range> guest_memory::take_empty(clock::time_point when) {
-  const auto found = std::ranges::find_if(ranges_, [when](const auto& x) {
-    return x.second.empty_since && *x.second.empty_since <= when;
-  });
-  if (found == ranges_.end())
-    return std::nullopt;
-  space_.remove(found->first);
-  const auto result = found->second.what;
-  ranges_.erase(found);
-  return result;
-}
-
 std::vector<lent_range> guest_memory::trim() {
   const std::lock_guard lock{mutex_};
   std::vector<lent_range> result;
-  while (const auto x = take_empty(clock::time_point::max()))
-    result.push_back(*x);
+  while (const auto x = ranges_.take_empty(clock::time_point::max()))
+    result.push_back(range_of(*x));
   return result;
 }
 
@@ -181,12 +162,12 @@ std::vector<lent_range> guest_memory::trim() {
 /// for memory.
 void guest_memory::give_back_empty(clock::time_point when) {
   while (true) {
-    std::optional<lent_range> next;
+    std::optional<std::span<std::byte>> next;
     {
       const std::lock_guard lock{mutex_};
-      next = take_empty(when);
+      next = ranges_.take_empty(when);
     }
-    if (!next || !demand(control::take_back, *next))
+    if (!next || !demand(control::take_back, range_of(*next)))
       return; // an error: the worker ends
   }
 }
@@ -203,16 +184,13 @@ void guest_memory::note_empty() {
 
 void guest_memory::keep_house() {
   for (std::unique_lock lock{mutex_}; !ends_;) {
-    std::optional<clock::time_point> due;
-    for (const auto& [number, x] : ranges_)
-      if (x.empty_since && (!due || *x.empty_since + options_.keep < *due))
-        due = *x.empty_since + options_.keep;
-    if (!due) {
+    const auto since = ranges_.first_empty();
+    if (!since) {
       changed_.wait(lock);
       continue;
     }
-    if (clock::now() < *due) {
-      changed_.wait_until(lock, *due);
+    if (clock::now() < *since + options_.keep) {
+      changed_.wait_until(lock, *since + options_.keep);
       continue;
     }
     lock.unlock();

@@ -1,7 +1,7 @@
 /// Device memory of the programs in a worker: ranges that the parent lends, in pieces.
 #pragma once
 
-#include "foundation/slab_space.hpp"
+#include "foundation/slab_book.hpp"
 #include "worker/protocol/protocol.hpp"
 #include <troupe/error.hpp>
 
@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -58,12 +57,7 @@ public:
   void end();
 
 private:
-  using clock = std::chrono::steady_clock;
-
-  struct borrowed {
-    lent_range what;
-    std::optional<clock::time_point> empty_since;
-  };
+  using clock = slab_book::clock;
 
   /// Sends a request, and waits for the reply. Needs `demanding_`.
   caf::expected<lent_range> demand(control what, const lent_range& x);
@@ -72,11 +66,7 @@ private:
   /// Adds a range, and takes memory of it.
   caf::expected<void*> take_from(const lent_range& fresh, std::size_t size_bytes);
   bool has_most_ranges() const;
-  /// Gives back memory. Returns whether its range is empty now.
-  bool give_back(const slab_range& x);
-  /// Removes a range that is empty since `when` or before. Needs `mutex_`.
-  std::optional<lent_range> take_empty(clock::time_point when);
-  /// Gives such ranges back to the parent. Needs `demanding_`.
+  /// Gives ranges that are empty since `when` or before back to the parent. Needs `demanding_`.
   void give_back_empty(clock::time_point when);
   caf::error out_of_memory(std::size_t size_bytes, const std::string& why) const;
   void note_empty();
@@ -87,8 +77,7 @@ private:
   std::mutex demanding_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  slab_space space_;
-  std::map<std::uint32_t, borrowed> ranges_; ///< by number in `space_`
+  slab_book ranges_; ///< that the parent lends
   std::unordered_map<void*, slab_range> taken_;
   std::uint64_t last_demand_ = 0;
   std::optional<caf::expected<lent_range>> reply_; ///< to the last request

@@ -19,10 +19,6 @@ constexpr std::size_t rounded_up(std::size_t size_bytes, std::size_t unit) noexc
   return (size_bytes + unit - 1) / unit * unit;
 }
 
-std::byte* at_byte(const memory_slab& x, std::size_t offset) noexcept {
-  return static_cast<std::byte*>(x.address) + offset;
-}
-
 } // namespace
 
 std::size_t next_slab_bytes(std::size_t needed, std::size_t slabs, std::size_t device_bytes,
@@ -46,7 +42,7 @@ device_slabs::~device_slabs() {
   if (keeper_.joinable())
     keeper_.join();
   for (auto& x : take_all().slabs)
-    shared_->remove(x.what);
+    shared_->remove(x);
 }
 
 void device_slabs::begin(std::shared_ptr<worker_link> worker) {
@@ -62,15 +58,19 @@ void device_slabs::begin(std::shared_ptr<worker_link> worker) {
     forget_spare();
   }
   for (auto& x : former.slabs)
-    shared_->remove(x.what);
+    shared_->remove(x);
   serve_demands_of(worker);
 }
 
 std::vector<memory_slab> device_slabs::all() const {
   const std::lock_guard lock{mutex_};
+  return all_locked();
+}
+
+std::vector<memory_slab> device_slabs::all_locked() const {
   std::vector<memory_slab> result;
-  for (auto& [number, x] : slabs_)
-    result.push_back(x.what);
+  for (const auto& x : slabs_.all())
+    result.push_back(slab_of(x));
   if (arriving_)
     result.push_back(*arriving_);
   return result;
@@ -131,14 +131,9 @@ caf::error device_slabs::prepare(const std::shared_ptr<worker_link>& spare) {
 }
 
 device_slabs::removed device_slabs::take_all() {
-  removed result{{}, worker_};
-  for (auto& [number, x] : slabs_)
-    result.slabs.push_back(std::move(x));
-  if (arriving_)
-    result.slabs.push_back({*arriving_, {}});
+  removed result{all_locked(), worker_};
   arriving_.reset();
-  space_ = {};
-  slabs_.clear();
+  slabs_ = {};
   taken_.clear();
   result.lent.swap(lent_);
   return result;
@@ -148,7 +143,7 @@ caf::expected<void*> device_slabs::allocate(std::size_t size_bytes) {
   while (true) { // others may take what was made
     {
       const std::lock_guard lock{mutex_};
-      if (const auto there = take(size_bytes)) {
+      if (const auto there = slabs_.take(size_bytes)) {
         taken_.insert(*there);
         return there->first;
       }
@@ -156,22 +151,6 @@ caf::expected<void*> device_slabs::allocate(std::size_t size_bytes) {
     if (auto error = grow(size_bytes))
       return error;
   }
-}
-
-std::optional<std::pair<std::byte*, slab_range>> device_slabs::take(std::size_t size_bytes) {
-  const auto range = space_.take(size_bytes);
-  if (!range)
-    return std::nullopt;
-  auto& in = slabs_.at(range->slab);
-  in.empty_since.reset();
-  return std::pair{at_byte(in.what, range->begin), *range};
-}
-
-bool device_slabs::give_back(const slab_range& x) {
-  const bool is_empty = space_.give_back(x);
-  if (is_empty)
-    slabs_.at(x.slab).empty_since = clock::now();
-  return is_empty;
 }
 
 bool device_slabs::deallocate(void* memory) {
@@ -182,7 +161,7 @@ bool device_slabs::deallocate(void* memory) {
       return false;
     const auto range = found->second;
     taken_.erase(found);
-    if (!give_back(range))
+    if (!slabs_.give_back(range))
       return true;
   }
   note_empty();
@@ -208,7 +187,7 @@ caf::error device_slabs::grow(std::size_t size_bytes) {
     return is_gone();
   const auto number = [this] {
     const std::lock_guard lock{mutex_};
-    return space_.slabs();
+    return slabs_.slabs();
   };
   if (number() == slab_space::most_slabs) {
     if (auto error = give_back_unused())
@@ -262,18 +241,15 @@ caf::error device_slabs::make(std::size_t slab_bytes, std::size_t unit) {
     if (!arriving_)
       return is_gone(); // `begin` has dropped it
     arriving_.reset();
-    const auto number = error ? std::nullopt : space_.add(slab_bytes);
-    if (number) {
-      slabs_.emplace(*number,
-                     slab{what, clock::now()}); // empty: other memory may be free meanwhile
+    // Empty at first: other memory may be free meanwhile.
+    if (!error && slabs_.add({static_cast<std::byte*>(what.address), what.size_bytes}))
       return {};
-    }
   }
   if (!error)
     error = make_error(errc::internal, "there are too many slabs");
   else
     shared_->addresses().leave_window(what.address); // a peer may use it for something else
-  if (auto failed = unmap({{slab{what, {}}}, worker()}))
+  if (auto failed = unmap({{what}, worker()}))
     log(log_level::warning, "device memory was not given back", failed);
   return error;
 }
@@ -324,7 +300,7 @@ caf::error device_slabs::clear() {
   {
     const std::lock_guard lock{mutex_};
     for (auto& [memory, range] : taken_)
-      static_cast<void>(give_back(range));
+      static_cast<void>(slabs_.give_back(range));
     taken_.clear();
   }
   const std::lock_guard turn{giving_back_};
@@ -333,7 +309,7 @@ caf::error device_slabs::clear() {
 
 std::size_t device_slabs::free_bytes() const {
   const std::lock_guard lock{mutex_};
-  return space_.free_bytes();
+  return slabs_.free_bytes();
 }
 
 // -- empty slabs
@@ -341,35 +317,19 @@ std::size_t device_slabs::free_bytes() const {
 device_slabs::removed device_slabs::take_empty(clock::time_point when) {
   const std::lock_guard lock{mutex_};
   removed result{{}, worker_};
-  for (auto i = slabs_.begin(); i != slabs_.end();) {
-    if (!i->second.empty_since || *i->second.empty_since > when) {
-      ++i;
-      continue;
-    }
-    space_.remove(i->first);
-    result.slabs.push_back(std::move(i->second));
-    i = slabs_.erase(i);
-  }
+  while (const auto x = slabs_.take_empty(when))
+    result.slabs.push_back(slab_of(*x));
   return result;
 }
 
 caf::error device_slabs::unmap(const removed& what) const {
   caf::error first;
   for (const auto& x : what.slabs) {
-    if (auto done = what.worker->request(control::unmap_slab, arguments_of(x.what));
-        !done && !first)
+    if (auto done = what.worker->request(control::unmap_slab, arguments_of(x)); !done && !first)
       first = done.error();
-    shared_->remove(x.what); // closes the descriptor
+    shared_->remove(x); // closes the descriptor
   }
   return first;
-}
-
-std::optional<device_slabs::clock::time_point> device_slabs::first_due() const {
-  std::optional<clock::time_point> result;
-  for (const auto& [number, x] : slabs_)
-    if (x.empty_since && (!result || *x.empty_since + keep_ < *result))
-      result = *x.empty_since + keep_;
-  return result;
 }
 
 void device_slabs::note_empty() {
@@ -391,13 +351,13 @@ caf::error device_slabs::wake_keeper() {
 
 void device_slabs::keep_house() {
   for (std::unique_lock lock{mutex_}; !ends_;) {
-    const auto due = first_due();
-    if (!due) {
+    const auto since = slabs_.first_empty();
+    if (!since) {
       changed_.wait(lock);
       continue;
     }
-    if (clock::now() < *due) {
-      changed_.wait_until(lock, *due);
+    if (clock::now() < *since + keep_) {
+      changed_.wait_until(lock, *since + keep_);
       continue;
     }
     lock.unlock();

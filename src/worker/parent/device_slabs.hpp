@@ -2,7 +2,7 @@
 /// and keeps.
 #pragma once
 
-#include "foundation/slab_space.hpp"
+#include "foundation/slab_book.hpp"
 #include "worker/parent/shared_slabs.hpp"
 #include "worker/parent/worker_link.hpp"
 
@@ -89,12 +89,7 @@ public:
                                         std::size_t size_bytes);
 
 private:
-  using clock = std::chrono::steady_clock;
-
-  struct slab {
-    memory_slab what; ///< `shared_` has its descriptor
-    std::optional<clock::time_point> empty_since;
-  };
+  using clock = slab_book::clock;
 
   /// A range that is lent to the programs in a worker.
   struct loan {
@@ -106,10 +101,7 @@ private:
   };
   using loans = std::map<std::byte*, std::shared_ptr<loan>>;
 
-  /// Takes a range of a slab, and returns its address. Needs `mutex_`.
-  std::optional<std::pair<std::byte*, slab_range>> take(std::size_t size_bytes);
-  /// Gives back a range. Returns whether nothing of its slab is in use now. Needs `mutex_`.
-  bool give_back(const slab_range& x);
+  memory_slab slab_of(slab_book::slab x) const noexcept { return {ordinal_, x.data(), x.size()}; }
   caf::error is_gone() const;
   /// Makes a slab in which `size_bytes` fit.
   caf::error grow(std::size_t size_bytes);
@@ -143,7 +135,7 @@ private:
 
   /// Slabs that are to be unmapped, and their worker.
   struct removed {
-    std::vector<slab> slabs;
+    std::vector<memory_slab> slabs;
     std::shared_ptr<worker_link> worker;
     loans lent{}; ///< may be the last to keep a worker: to be destroyed without the lock
   };
@@ -151,6 +143,7 @@ private:
   /// Removes the slabs that are empty since `when` or before.
   removed take_empty(clock::time_point when);
   std::vector<memory_slab> all() const;
+  std::vector<memory_slab> all_locked() const;
   void forget_spare();
   std::vector<std::shared_ptr<worker_link>> peers();
   caf::error map_in_peers(shared_slab& what);
@@ -159,7 +152,6 @@ private:
   removed take_all();
   /// Gives slabs back to the device.
   caf::error unmap(const removed& what) const;
-  std::optional<clock::time_point> first_due() const;
   /// Lets the keeper look again; without one, empty slabs go back at once.
   void note_empty();
   /// Lets the keeper look again. Returns an error if there is none.
@@ -177,8 +169,7 @@ private:
 
   mutable std::mutex mutex_;            ///< guards the members below
   std::shared_ptr<worker_link> worker_; ///< changed by the lane
-  slab_space space_;
-  std::map<std::uint32_t, slab> slabs_; ///< by number in `space_`
+  slab_book slabs_;                     ///< `shared_` has their descriptors
   std::optional<memory_slab> arriving_; ///< not in use before other devices' workers have mapped it
   std::unordered_map<void*, slab_range> taken_;
   loans lent_; ///< by address

@@ -84,7 +84,7 @@ caf::expected<lent_range> device_slabs::lend_between(const std::shared_ptr<worke
                            .device = ordinal_});
       if (to->lost()) // it may be reaped, and gives nothing back then
         return to->loss();
-      if (const auto there = take(std::clamp(space_.largest_free(), least, most))) {
+      if (const auto there = slabs_.take(std::clamp(slabs_.largest_free(), least, most))) {
         lent_.emplace(there->first, std::make_shared<loan>(loan{there->second, to}));
         return range_of(there->first, there->second);
       }
@@ -155,7 +155,7 @@ void device_slabs::end_lending(loans::iterator x) {
   changed_.notify_all();
   if (x->second->owners != 0)
     return;
-  static_cast<void>(give_back(x->second->range));
+  static_cast<void>(slabs_.give_back(x->second->range));
   lent_.erase(x);
 }
 
