@@ -496,6 +496,21 @@ public:
     return {};
   }
 
+  /// Returns whether other devices reach memory that `admit_memory` has admitted.
+  [[nodiscard]] virtual bool shares_adopted_memory() const noexcept { return true; }
+
+  /// Returns an owner of memory that the process of a device lends to this one. While it exists,
+  /// the memory is used for nothing else, even if that process is lost. Null: other devices do not
+  /// reach the memory.
+  /// @thread any
+  [[nodiscard]] virtual std::shared_ptr<const void>
+  keep_for_peers(int ordinal, const void* memory, std::size_t size_bytes) noexcept {
+    static_cast<void>(ordinal);
+    static_cast<void>(memory);
+    static_cast<void>(size_bytes);
+    return nullptr;
+  }
+
   /// Returns the number of which addresses and sizes of slabs are multiples; 0: there are no slabs.
   [[nodiscard]] virtual std::size_t slab_granularity() const noexcept { return 0; }
 

@@ -152,6 +152,14 @@ private:
     programs.guest.on_gone = [this](communicator_key key) { service_->gone(key); };
     programs.spin = options.spin;
     programs.guest.tell = [this](std::span<const std::byte> x) { return tell(x); };
+    if (what.lends && about.slab_granularity != 0)
+      programs.guest.memory = std::make_shared<guest_memory>(guest_memory::options{
+          what.device, what.cuda.keep_freed,
+          [this](control kind, std::uint64_t number, const lent_range& range) {
+            wire_writer message;
+            message(control_head{number, kind}, range);
+            return tell_parent(message);
+          }});
     service_.emplace(std::move(executes), *area, std::move(options));
     programs.guest.with = service_->device_lock();
     programs_.emplace(std::move(programs));
@@ -166,6 +174,10 @@ private:
     if (message.bytes().size() > control_bytes)
       return make_error(errc::invalid_argument,
                         std::to_string(what.size()) + " bytes are too many for a worker's message");
+    return tell_parent(message);
+  }
+
+  caf::error tell_parent(const wire_writer& message) {
     before_telling_another_process();
     std::lock_guard lock{sending_};
     return parent_.socket().send(message.bytes());

@@ -257,8 +257,8 @@ caf::error collective_operation::on_check(locked lock) const {
     for (auto& u : uses())
       if (u.memory->has_no_peers())
         return make_error(describe(errc::not_supported,
-                                   "direct collectives do not reach memory of a worker's program: "
-                                   "open the world with collectives_policy::nccl"));
+                                   "direct collectives do not reach memory that one worker process "
+                                   "has alone: open the world with collectives_policy::nccl"));
   if (auto error = world_->check_view(lock, *this, membership_, absent_); error)
     return error;
   // If ranks have left since the first call, missing calls no longer count, even if ranks are back.

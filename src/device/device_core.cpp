@@ -204,7 +204,8 @@ caf::expected<any_gpu_ref> device_core::adopt(void* memory, std::size_t count, d
   if (!deleter)
     return refuse("adopt", errc::invalid_argument, "the deleter is empty");
   return adopt_as(memory, count, type, [&](device_state& home, std::size_t size_bytes) {
-    return home.make_buffer(memory, size_bytes, std::move(deleter));
+    return home.make_buffer(memory, size_bytes, std::move(deleter),
+                            !runtime_->backend().shares_adopted_memory());
   });
 }
 
@@ -217,6 +218,7 @@ caf::expected<any_gpu_ref> device_core::adopt_read_only(void* memory, std::size_
         {.address = memory,
          .size_bytes = size_bytes,
          .read_only = true,
+         .has_no_peers = !runtime_->backend().shares_adopted_memory(),
          .give_back = [memory, deleter = std::move(deleter)](const auto&) { deleter(memory); }});
   });
 }

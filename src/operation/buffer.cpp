@@ -71,9 +71,10 @@ std::vector<unreadable_range> cut_out(std::vector<unreadable_range>& all, std::s
 }
 
 buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
-               void* address, std::size_t size_bytes, std::function<void(void*)> deleter)
-    : generation_(generation), home_(std::move(home)), id_(id), address_(address),
-      size_bytes_(size_bytes), deleter_(std::move(deleter)) {}
+               void* address, std::size_t size_bytes, std::function<void(void*)> deleter,
+               bool has_no_peers)
+    : has_no_peers_(has_no_peers), generation_(generation), home_(std::move(home)), id_(id),
+      address_(address), size_bytes_(size_bytes), deleter_(std::move(deleter)) {}
 
 buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
                borrowed_memory memory)

@@ -149,9 +149,10 @@ public:
   using unreadable_range = detail::unreadable_range;
 
   /// `deleter`: for memory of the user (`adopt`). Without one, the memory belongs to the device's
-  /// pool.
+  /// pool. `has_no_peers`: other devices do not reach it
   buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
-         void* address, std::size_t size_bytes, std::function<void(void*)> deleter = {});
+         void* address, std::size_t size_bytes, std::function<void(void*)> deleter = {},
+         bool has_no_peers = false);
   buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
          borrowed_memory memory);
   ~buffer();

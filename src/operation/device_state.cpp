@@ -205,10 +205,11 @@ void device_state::set_wake(std::function<void()> wake) {
 }
 
 std::shared_ptr<buffer> device_state::make_buffer(void* address, std::size_t size_bytes,
-                                                  std::function<void(void*)> deleter) {
+                                                  std::function<void(void*)> deleter,
+                                                  bool has_no_peers) {
   auto id = next_buffer_.fetch_add(1, std::memory_order_relaxed);
   return noted(std::make_shared<buffer>(shared_from_this(), id, generation(), address, size_bytes,
-                                        std::move(deleter)));
+                                        std::move(deleter), has_no_peers));
 }
 
 std::shared_ptr<buffer> device_state::make_buffer(borrowed_memory memory) {

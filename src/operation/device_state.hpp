@@ -116,7 +116,8 @@ public:
   void set_wake(std::function<void()> wake);
 
   std::shared_ptr<buffer> make_buffer(void* address, std::size_t size_bytes,
-                                      std::function<void(void*)> deleter = {});
+                                      std::function<void(void*)> deleter = {},
+                                      bool has_no_peers = false);
   std::shared_ptr<buffer> make_buffer(borrowed_memory memory);
   std::shared_ptr<buffer> find_buffer(std::uint64_t id) const;
   /// Returns whether a handle refers to memory that its process lends.

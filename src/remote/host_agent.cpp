@@ -128,7 +128,7 @@ caf::error host_agent::open_pool(const host_welcome& what) {
   if (what.spin_ns >= 0)
     how.spin = std::chrono::duration_cast<std::chrono::microseconds>(
         std::chrono::nanoseconds{what.spin_ns});
-  auto pool = process_pool::create(std::move(how));
+  auto pool = process_pool::create(std::move(how), false);
   if (!pool)
     return pool.error();
   pool_ = std::move(*pool);

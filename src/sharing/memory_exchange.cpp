@@ -290,9 +290,10 @@ void memory_exchange::borrow(const memory_note& note) {
   what.address = reinterpret_cast<void*>(static_cast<std::uintptr_t>(note.address));
   what.size_bytes = x.token.count * size_of(x.token.type);
   what.read_only = x.mode == access_mode::read;
-  what.has_no_peers = true;
-  what.give_back = later([device, number = note.number](memory_exchange& self,
-                                                        std::vector<unreadable_range> unreadable) {
+  auto kept = owner_.backend().keep_for_peers(device, what.address, what.size_bytes);
+  what.has_no_peers = kept == nullptr;
+  what.give_back = later([device, number = note.number, kept = std::move(kept)](
+                             memory_exchange& self, std::vector<unreadable_range> unreadable) {
     self.give_back(device, number, std::move(unreadable));
   });
   any_gpu_ref ref;

@@ -132,6 +132,11 @@ public:
   caf::expected<communicator_id> make_communicator_id() noexcept override {
     return inner_->make_communicator_id();
   }
+  bool shares_adopted_memory() const noexcept override { return inner_->shares_adopted_memory(); }
+  std::shared_ptr<const void> keep_for_peers(int ordinal, const void* memory,
+                                             std::size_t size_bytes) noexcept override {
+    return inner_->keep_for_peers(ordinal, memory, size_bytes);
+  }
   caf::error admit_memory(int ordinal, void* memory, std::size_t size_bytes) noexcept override {
     return inner_->admit_memory(ordinal, memory, size_bytes);
   }

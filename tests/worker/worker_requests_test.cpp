@@ -290,6 +290,38 @@ TEST_F(WorkerRequests, ARankThatWasDestroyedWithAnErrorHasEnded) {
   EXPECT_FALSE(workers_->was_killed(1, {}));
 }
 
+/// Its work may use the memory of the other ranks' programs.
+TEST_F(WorkerRequests, ALostWorkerHoldsTheRanksOfProgramsUntilItsProcessIsGone) {
+  const auto first = workers_->current(0);
+  const auto lost = workers_->current(1);
+  lost->set_slab_granularity(4096);
+  auto ranks = must(build());
+  for (auto& x : ranks)
+    EXPECT_TRUE(is_ok(x->hand_over({})));
+  lost->lose(make_error(errc::worker_lost, "the test wants it"));
+  EXPECT_TRUE(is_ok(all_.abort(std::move(ranks))));
+  EXPECT_FALSE(first->program_ranks().is_none());
+  lost->reaped();
+  EXPECT_TRUE(first->program_ranks().is_none());
+}
+
+/// Kernels of the other ranks may write to memory that the lost program had claimed.
+TEST_F(WorkerRequests, TheWorkOfALostProgramIsOverWhenItsCommunicatorHasEnded) {
+  auto ranks = must(build());
+  for (auto& x : ranks)
+    EXPECT_TRUE(is_ok(x->hand_over({})));
+  const auto lost = workers_->current(0);
+  const auto device = must(all_.open(0));
+  lost->lose(make_error(errc::worker_lost, "the test wants it"));
+  EXPECT_TRUE(has_code(device->bind(), errc::worker_lost));
+  const auto is_over = device->lost_work();
+  EXPECT_FALSE(is_over());
+  lost->reaped();
+  EXPECT_FALSE(is_over());
+  EXPECT_TRUE(is_ok(all_.abort(std::move(ranks))));
+  EXPECT_TRUE(is_over());
+}
+
 TEST_F(WorkerRequests, RanksThatTheParentDrivesAreNotClosedByTheirWorkers) {
   EXPECT_TRUE(is_ok(all_.abort(must(build()))));
   EXPECT_TRUE(workers_->was_asked(0, control::abort));

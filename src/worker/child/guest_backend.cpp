@@ -1,6 +1,7 @@
 #include "worker/child/guest_backend.hpp"
 
 #include "foundation/error_text.hpp"
+#include "worker/child/guest_device.hpp"
 
 #include <utility>
 
@@ -94,8 +95,13 @@ communicator_ranks guest_backend::adopt(communicator_key key, communicator_ranks
 }
 
 caf::expected<std::unique_ptr<backend_device>> guest_backend::open(int ordinal) noexcept {
-  if (ordinal == options_.device)
-    return options_.executes->open_beside(ordinal);
+  if (ordinal == options_.device) {
+    auto device = options_.executes->open_beside(ordinal);
+    if (!device || !options_.memory)
+      return device;
+    return std::unique_ptr<backend_device>{
+        std::make_unique<guest_device>(std::move(*device), options_.memory)};
+  }
   return make_error({.code = errc::unavailable,
                      .detail = "this worker has device " + std::to_string(options_.device),
                      .device = ordinal});

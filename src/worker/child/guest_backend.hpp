@@ -2,6 +2,7 @@
 /// parent drives the same device.
 #pragma once
 
+#include "worker/child/guest_memory.hpp"
 #include "worker/protocol/protocol.hpp"
 #include <troupe/backend.hpp>
 
@@ -13,6 +14,7 @@
 #include <mutex>
 #include <span>
 #include <utility>
+#include <vector>
 
 namespace troupe::detail {
 
@@ -35,6 +37,11 @@ public:
   virtual void allow_end(communicator_key key) = 0;
   /// Receives a message of the parent. @thread one call at a time, `take` included
   virtual void received(std::span<const std::byte> what) = 0;
+  /// Returns the memory that the parent lends and that the programs do not use. They have given it
+  /// back.
+  virtual std::vector<lent_range> trim() = 0;
+  /// Receives the parent's reply to a request for memory.
+  virtual void answered(std::uint64_t number, const caf::expected<lent_range>& result) = 0;
 };
 
 /// Serializes calls of two threads on communicators of one device.
@@ -83,6 +90,7 @@ struct guest_options {
   std::function<void(const caf::error&)> on_fault;
   /// Sends bytes to the parent. @thread any
   std::function<caf::error(std::span<const std::byte>)> tell;
+  std::shared_ptr<guest_memory> memory; ///< what the parent lends; null: the process has its own
 };
 
 class guest_backend final : public backend {
@@ -95,6 +103,11 @@ public:
   std::string_view name() const noexcept override { return options_.executes->name(); }
   int device_count() const noexcept override { return options_.executes->device_count(); }
   caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override;
+  /// Returns false: other processes have not mapped it.
+  bool shares_adopted_memory() const noexcept override { return false; }
+  std::shared_ptr<const void> keep_for_peers(int, const void*, std::size_t) noexcept override {
+    return options_.memory; // the parent's lease keeps what is lent to this process
+  }
   /// Returns false: the parent supervises the device.
   bool allows_reset() const noexcept override { return false; }
   caf::expected<peer_link> link(int from, int to) noexcept override;
@@ -112,6 +125,8 @@ public:
   caf::error tell(int ordinal, std::span<const std::byte> what) noexcept override;
   void set_listener(std::function<void(int, std::span<const std::byte>)> f) noexcept override;
   guest_ends& ends() const noexcept { return *ends_; }
+  /// Returns the memory that the parent lends; null: it lends none.
+  guest_memory* memory() const noexcept { return options_.memory.get(); }
   /// Passes bytes from the parent to the listener.
   void received(std::span<const std::byte> what) const;
   void abandon(const caf::error& why) noexcept override;

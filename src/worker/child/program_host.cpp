@@ -72,6 +72,8 @@ program_host::program_host(program_options options)
 
 program_host::~program_host() {
   guest_->ends().allow_all(); // the parent is not heard any more
+  if (auto* const memory = guest_->memory())
+    memory->end();
   std::map<std::uint64_t, hosted> worlds;
   std::map<std::uint64_t, std::thread> beginning;
   std::vector<std::thread> over;
@@ -334,6 +336,16 @@ void program_host::received(std::span<const std::byte> what) {
     received_memory_note(what);
   else if (is_note(note_kind::program, what))
     received_program_note(content_of(what));
+}
+
+std::vector<lent_range> program_host::trim() {
+  auto* const memory = guest_->memory();
+  return memory != nullptr ? memory->trim() : std::vector<lent_range>{};
+}
+
+void program_host::answered(std::uint64_t number, const caf::expected<lent_range>& result) {
+  if (auto* const memory = guest_->memory())
+    memory->answered(number, result);
 }
 
 bool program_host::has_system() {

@@ -40,6 +40,8 @@ public:
   void close(communicator_key key) override;
   void allow_end(communicator_key key) override;
   void received(std::span<const std::byte> what) override;
+  std::vector<lent_range> trim() override;
+  void answered(std::uint64_t number, const caf::expected<lent_range>& result) override;
 
 private:
   /// A world with one rank here.

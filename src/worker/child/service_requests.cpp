@@ -6,6 +6,7 @@
 
 #include <array>
 #include <utility>
+#include <vector>
 
 namespace troupe::detail {
 
@@ -129,11 +130,31 @@ void worker_service::serve_control(const control_head& head, std::span<const std
     if (programs_ != nullptr)
       programs_->received(body);
     return answer(head, caf::error{});
-  case control::set_up: // only valid as the first message
-  case control::told:   // only sent by workers
+  case control::trim: {
+    wire_writer ranges;
+    ranges.put(programs_ != nullptr ? programs_->trim() : std::vector<lent_range>{});
+    return answer(head, caf::error{}, ranges.bytes());
+  }
+  case control::demand_reply:
+    return answer(head, take_reply(reader));
+  case control::set_up:    // only valid as the first message
+  case control::told:      // only sent by workers
+  case control::lend:      // likewise
+  case control::take_back: // likewise
     break;
   }
   answer(head, malformed());
+}
+
+caf::error worker_service::take_reply(wire_reader& body) {
+  const auto number = body.get<std::uint64_t>();
+  const auto error = body.get<caf::error>();
+  const auto range = body.get<lent_range>();
+  if (!body.ok() || programs_ == nullptr)
+    return malformed();
+  programs_->answered(number,
+                      error ? caf::expected<lent_range>{error} : caf::expected<lent_range>{range});
+  return {};
 }
 
 caf::expected<communicator_key> worker_service::build(const build_args& what) {

@@ -134,6 +134,8 @@ private:
   caf::error map_slab(const slab_args& what, const std::optional<file_descriptor>& descriptor);
   /// Unmaps a slab when the present work in all streams is done, and answers then.
   void drop_slab(const control_head& head, const slab_args& what);
+  /// Passes the reply to a request of the programs on.
+  caf::error take_reply(wire_reader& body);
   caf::expected<communicator_key> build(const build_args& what);
   caf::expected<communicator_key> join_direct(const join_args& what);
   /// Keeps the rank that was built until the parent ends it.

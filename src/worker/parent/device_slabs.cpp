@@ -19,10 +19,6 @@ constexpr std::size_t rounded_up(std::size_t size_bytes, std::size_t unit) noexc
   return (size_bytes + unit - 1) / unit * unit;
 }
 
-std::byte* at_byte(const memory_slab& x, std::size_t offset) noexcept {
-  return static_cast<std::byte*>(x.address) + offset;
-}
-
 } // namespace
 
 std::size_t next_slab_bytes(std::size_t needed, std::size_t slabs, std::size_t device_bytes,
@@ -46,30 +42,43 @@ device_slabs::~device_slabs() {
   if (keeper_.joinable())
     keeper_.join();
   for (auto& x : take_all().slabs)
-    shared_->remove(x.what);
+    shared_->remove(x);
 }
 
 void device_slabs::begin(std::shared_ptr<worker_link> worker) {
   removed former;
   {
+    const std::lock_guard turn{giving_back_};
     const std::lock_guard lock{mutex_};
     if (worker_ == worker)
       return;
     former = take_all();
-    worker_ = std::move(worker);
+    worker_ = worker;
     unit_ = worker_->slab_granularity();
     forget_spare();
   }
   for (auto& x : former.slabs)
-    shared_->remove(x.what);
+    shared_->remove(x);
+  serve_demands_of(worker);
 }
 
 std::vector<memory_slab> device_slabs::all() const {
   const std::lock_guard lock{mutex_};
+  return all_locked();
+}
+
+std::vector<memory_slab> device_slabs::all_locked() const {
   std::vector<memory_slab> result;
-  for (auto& [number, x] : slabs_)
-    result.push_back(x.what);
+  for (const auto& x : slabs_.all())
+    result.push_back(slab_of(x));
+  if (arriving_)
+    result.push_back(*arriving_);
   return result;
+}
+
+std::shared_ptr<worker_link> device_slabs::worker() const {
+  const std::lock_guard lock{mutex_};
+  return worker_;
 }
 
 caf::error device_slabs::move_to(std::shared_ptr<worker_link> worker) {
@@ -77,17 +86,20 @@ caf::error device_slabs::move_to(std::shared_ptr<worker_link> worker) {
     return make_error({.code = errc::not_supported,
                        .detail = "the new worker has slabs of another kind",
                        .device = ordinal_});
-  const std::lock_guard turn{giving_back_}; // else the former worker would be asked
-  if (worker_ == worker)
-    return {};
-  const auto slabs = all();
-  if (auto error = map(slabs, *worker); error)
-    return error;
-  for (auto& x : slabs)
-    shared_->give_to(x, *worker);
-  const std::lock_guard lock{mutex_};
-  worker_ = std::move(worker);
-  forget_spare();
+  {
+    const std::lock_guard turn{giving_back_}; // else the former worker would be asked
+    if (this->worker() == worker)
+      return {};
+    const auto slabs = all();
+    if (auto error = map(slabs, *worker); error)
+      return error;
+    for (auto& x : slabs)
+      shared_->give_to(x, *worker);
+    const std::lock_guard lock{mutex_};
+    worker_ = worker;
+    forget_spare();
+  }
+  serve_demands_of(worker);
   return {};
 }
 
@@ -119,38 +131,26 @@ caf::error device_slabs::prepare(const std::shared_ptr<worker_link>& spare) {
 }
 
 device_slabs::removed device_slabs::take_all() {
-  removed result{{}, worker_};
-  for (auto& [number, x] : slabs_)
-    result.slabs.push_back(std::move(x));
-  space_ = {};
-  slabs_.clear();
+  removed result{all_locked(), worker_};
+  arriving_.reset();
+  slabs_ = {};
   taken_.clear();
+  result.lent.swap(lent_);
   return result;
 }
 
 caf::expected<void*> device_slabs::allocate(std::size_t size_bytes) {
-  if (const auto there = take(size_bytes))
-    return *there;
-  if (auto error = grow(size_bytes))
-    return error;
-  if (const auto there = take(size_bytes))
-    return *there;
-  return make_error(
-      {.code = errc::internal,
-       .detail = "a new slab is too small for " + std::to_string(size_bytes) + " bytes",
-       .device = ordinal_});
-}
-
-std::optional<void*> device_slabs::take(std::size_t size_bytes) {
-  const std::lock_guard lock{mutex_};
-  const auto range = space_.take(size_bytes);
-  if (!range)
-    return std::nullopt;
-  auto& in = slabs_.at(range->slab);
-  in.empty_since.reset();
-  void* const result = at_byte(in.what, range->begin);
-  taken_.emplace(result, *range);
-  return result;
+  while (true) { // others may take what was made
+    {
+      const std::lock_guard lock{mutex_};
+      if (const auto there = slabs_.take(size_bytes)) {
+        taken_.insert(*there);
+        return there->first;
+      }
+    }
+    if (auto error = grow(size_bytes))
+      return error;
+  }
 }
 
 bool device_slabs::deallocate(void* memory) {
@@ -161,12 +161,15 @@ bool device_slabs::deallocate(void* memory) {
       return false;
     const auto range = found->second;
     taken_.erase(found);
-    if (!space_.give_back(range))
+    if (!slabs_.give_back(range))
       return true;
-    slabs_.at(range.slab).empty_since = clock::now();
   }
   note_empty();
   return true;
+}
+
+caf::error device_slabs::is_gone() const {
+  return lost_worker(ordinal_, "its worker changed while memory was allocated");
 }
 
 caf::error device_slabs::grow(std::size_t size_bytes) {
@@ -175,11 +178,16 @@ caf::error device_slabs::grow(std::size_t size_bytes) {
                        .detail = std::to_string(size_bytes) + " bytes asked for, but " + why,
                        .device = ordinal_});
   };
-  if (size_bytes > device_bytes_)
-    return no_room("the device has " + std::to_string(device_bytes_));
+  const std::size_t device_bytes = device_bytes_;
+  if (size_bytes > device_bytes)
+    return no_room("the device has " + std::to_string(device_bytes));
+  const std::lock_guard one_at_a_time{growing_};
+  const std::size_t unit = unit_;
+  if (unit == 0)
+    return is_gone();
   const auto number = [this] {
     const std::lock_guard lock{mutex_};
-    return space_.slabs();
+    return slabs_.slabs();
   };
   if (number() == slab_space::most_slabs) {
     if (auto error = give_back_unused())
@@ -187,56 +195,62 @@ caf::error device_slabs::grow(std::size_t size_bytes) {
     if (number() == slab_space::most_slabs)
       return no_room("the device has " + std::to_string(number()) + " slabs, and none has room");
   }
-  const auto exact = rounded_up(size_bytes, unit_);
-  const auto preferred = next_slab_bytes(size_bytes, number(), device_bytes_, unit_);
-  auto error = make(preferred);
+  const auto exact = rounded_up(size_bytes, unit);
+  const auto preferred = next_slab_bytes(size_bytes, number(), device_bytes, unit);
+  auto error = make(preferred, unit);
   if (code_of(error) == errc::out_of_memory && preferred > exact)
-    error = make(exact);
+    error = make(exact, unit);
   if (code_of(error) != errc::out_of_memory)
     return error;
   if (auto failed = give_back_unused())
     return failed;
-  return make(exact);
+  return make(exact, unit);
 }
 
 caf::error device_slabs::give_back_unused() {
+  trim_programs();
   const std::lock_guard lock{giving_back_}; // what the keeper gives back is free then, too
   auto error = unmap(take_empty(clock::time_point::max()));
   static_cast<void>(shared_->wait_for_unmappings(unmap_patience)); // else there is less memory
   return error;
 }
 
-caf::error device_slabs::make(std::size_t slab_bytes) {
-  const auto made = shared_->make(ordinal_, slab_bytes, unit_, *worker_);
+/// A slab is in use only when all workers have mapped it that may need it: until then it is
+/// `arriving_`. Meanwhile another worker may get the device, with all slabs or with none.
+caf::error device_slabs::make(std::size_t slab_bytes, std::size_t unit) {
+  const auto by = worker();
+  const auto made = shared_->make(ordinal_, slab_bytes, unit, *by);
   if (!made)
     return made.error();
   const auto& what = (*made)->what();
   std::shared_ptr<worker_link> spare;
-  std::uint32_t number = 0;
   {
+    const std::lock_guard turn{giving_back_}; // `move_to` has seen all slabs, or sees this one
     const std::lock_guard lock{mutex_};
-    const auto added = space_.add(slab_bytes);
-    if (!added)
-      return make_error(errc::internal, "there are too many slabs");
-    number = *added;
+    if (worker_ != by)
+      return is_gone();
     shared_->add(*made);
-    slabs_.emplace(number, slab{what, {}});
+    arriving_ = what;
     spare = spare_.lock();
   }
   if (spare)
     (*made)->begin_to_map(*spare);
   auto error = map_in_peers(**made);
-  if (error) {
-    shared_->addresses().leave_window(what.address); // a peer may use it for something else
-    removed unusable{{}, worker_};
-    {
-      const std::lock_guard lock{mutex_};
-      space_.remove(number);
-      unusable.slabs.push_back(slabs_.extract(number).mapped());
-    }
-    if (auto failed = unmap(unusable))
-      log(log_level::warning, "device memory was not given back", failed);
+  {
+    const std::lock_guard lock{mutex_};
+    if (!arriving_)
+      return is_gone(); // `begin` has dropped it
+    arriving_.reset();
+    // Empty at first: other memory may be free meanwhile.
+    if (!error && slabs_.add({static_cast<std::byte*>(what.address), what.size_bytes}))
+      return {};
   }
+  if (!error)
+    error = make_error(errc::internal, "there are too many slabs");
+  else
+    shared_->addresses().leave_window(what.address); // a peer may use it for something else
+  if (auto failed = unmap({{what}, worker()}))
+    log(log_level::warning, "device memory was not given back", failed);
   return error;
 }
 
@@ -283,17 +297,19 @@ bool device_slabs::admits(const worker_link& peer) const {
 }
 
 caf::error device_slabs::clear() {
-  removed all;
   {
     const std::lock_guard lock{mutex_};
-    all = take_all();
+    for (auto& [memory, range] : taken_)
+      static_cast<void>(slabs_.give_back(range));
+    taken_.clear();
   }
-  return unmap(all);
+  const std::lock_guard turn{giving_back_};
+  return unmap(take_empty(clock::time_point::max()));
 }
 
 std::size_t device_slabs::free_bytes() const {
   const std::lock_guard lock{mutex_};
-  return space_.free_bytes();
+  return slabs_.free_bytes();
 }
 
 // -- empty slabs
@@ -301,58 +317,47 @@ std::size_t device_slabs::free_bytes() const {
 device_slabs::removed device_slabs::take_empty(clock::time_point when) {
   const std::lock_guard lock{mutex_};
   removed result{{}, worker_};
-  for (auto i = slabs_.begin(); i != slabs_.end();) {
-    if (!i->second.empty_since || *i->second.empty_since > when) {
-      ++i;
-      continue;
-    }
-    space_.remove(i->first);
-    result.slabs.push_back(std::move(i->second));
-    i = slabs_.erase(i);
-  }
+  while (const auto x = slabs_.take_empty(when))
+    result.slabs.push_back(slab_of(*x));
   return result;
 }
 
 caf::error device_slabs::unmap(const removed& what) const {
   caf::error first;
   for (const auto& x : what.slabs) {
-    if (auto done = what.worker->request(control::unmap_slab, arguments_of(x.what));
-        !done && !first)
+    if (auto done = what.worker->request(control::unmap_slab, arguments_of(x)); !done && !first)
       first = done.error();
-    shared_->remove(x.what); // closes the descriptor
+    shared_->remove(x); // closes the descriptor
   }
   return first;
 }
 
-std::optional<device_slabs::clock::time_point> device_slabs::first_due() const {
-  std::optional<clock::time_point> result;
-  for (const auto& [number, x] : slabs_)
-    if (x.empty_since && (!result || *x.empty_since + keep_ < *result))
-      result = *x.empty_since + keep_;
-  return result;
+void device_slabs::note_empty() {
+  if (!wake_keeper())
+    return;
+  if (auto failed = give_back_unused())
+    log(log_level::warning, "device memory was not given back", failed);
 }
 
-void device_slabs::note_empty() {
+caf::error device_slabs::wake_keeper() {
   if (keep_ == cuda_backend_options::forever)
-    return;
+    return {};
+  const std::lock_guard lock{mutex_};
   if (!keeper_.joinable())
-    if (auto error = start_thread(keeper_, [this] { keep_house(); }, "to give memory back")) {
-      if (auto failed = give_back_unused())
-        log(log_level::warning, "device memory was not given back", failed);
-      return;
-    }
+    return start_thread(keeper_, [this] { keep_house(); }, "to give memory back");
   changed_.notify_all();
+  return {};
 }
 
 void device_slabs::keep_house() {
   for (std::unique_lock lock{mutex_}; !ends_;) {
-    const auto due = first_due();
-    if (!due) {
+    const auto since = slabs_.first_empty();
+    if (!since) {
       changed_.wait(lock);
       continue;
     }
-    if (clock::now() < *due) {
-      changed_.wait_until(lock, *due);
+    if (clock::now() < *since + keep_) {
+      changed_.wait_until(lock, *since + keep_);
       continue;
     }
     lock.unlock();

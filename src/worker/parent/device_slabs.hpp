@@ -2,8 +2,8 @@
 /// and keeps.
 #pragma once
 
+#include "foundation/slab_book.hpp"
 #include "worker/parent/shared_slabs.hpp"
-#include "worker/parent/slab_space.hpp"
 #include "worker/parent/worker_link.hpp"
 
 #include <atomic>
@@ -17,6 +17,7 @@
 #include <optional>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace troupe::detail {
@@ -29,8 +30,10 @@ std::size_t next_slab_bytes(std::size_t needed, std::size_t slabs, std::size_t d
 
 /// Gives out memory of one device from slabs. The caller frees memory only when no work uses it, so
 /// no stream is needed. A slab of which nothing is in use goes back to the device after a time.
+/// The programs in the worker give out ranges themselves, which they borrow from here. What a lost
+/// worker had borrowed is in use until its work is over, and that of its communicators.
 /// @thread the lane of the device, unless a function says otherwise
-class device_slabs {
+class device_slabs : public std::enable_shared_from_this<device_slabs> {
 public:
   /// `ordinal`: as the worker counts devices. `keep`: how long a slab is kept that is not in use,
   /// as `cuda_backend_options::keep_freed`
@@ -67,37 +70,80 @@ public:
   caf::expected<void*> allocate(std::size_t size_bytes);
   /// Returns false if the memory is not from here.
   bool deallocate(void* memory);
-  /// Gives all slabs back to the device, with all that is allocated.
+  /// Frees all that is allocated, and gives back the slabs from which nothing is lent.
   caf::error clear();
   /// Returns the number of bytes that can be allocated without a new slab.
   /// @thread any
   std::size_t free_bytes() const;
-  /// Gives the slabs back of which nothing is in use. Waits some time for workers of other devices
-  /// that have mapped them.
-  /// @thread any
+  /// Gives the slabs back of which nothing is in use, neither here nor by programs. Waits some time
+  /// for workers of other devices that have mapped them.
+  /// @thread any but one that receives messages of workers
   caf::error give_back_unused();
 
+  // -- memory for the programs in the worker
+
+  /// Returns an owner of memory that is lent to the programs in `worker`: the memory is not used
+  /// for anything else while the owner exists. Null: it is not lent to them.
+  /// @thread any
+  std::shared_ptr<const void> keep_lent(const worker_link& worker, const void* memory,
+                                        std::size_t size_bytes);
+
 private:
-  using clock = std::chrono::steady_clock;
+  using clock = slab_book::clock;
 
-  struct slab {
-    memory_slab what; ///< `shared_` has its descriptor
-    std::optional<clock::time_point> empty_since;
+  /// A range that is lent to the programs in a worker.
+  struct loan {
+    slab_range range;
+    /// Null: it was given back, and is free when there are no owners. Else the worker is kept until
+    /// its process is gone: nothing else gives the range back.
+    std::shared_ptr<worker_link> to;
+    std::size_t owners = 0; ///< of `keep_lent`
   };
+  using loans = std::map<std::byte*, std::shared_ptr<loan>>;
 
-  std::optional<void*> take(std::size_t size_bytes);
+  memory_slab slab_of(slab_book::slab x) const noexcept { return {ordinal_, x.data(), x.size()}; }
+  caf::error is_gone() const;
   /// Makes a slab in which `size_bytes` fit.
   caf::error grow(std::size_t size_bytes);
-  caf::error make(std::size_t slab_bytes);
+  caf::error make(std::size_t slab_bytes, std::size_t unit);
+  std::shared_ptr<worker_link> worker() const;
+
+  /// Serves a request of the programs in a worker. Does not block: it lends on another thread.
+  void serve(const std::shared_ptr<worker_link>& by, const worker_demand& what);
+  caf::expected<lent_range> lend(const std::shared_ptr<worker_link>& to, std::size_t size_bytes);
+  /// Lends a range of `least` bytes or more, up to `most` if one is free.
+  caf::expected<lent_range> lend_between(const std::shared_ptr<worker_link>& to, std::size_t least,
+                                         std::size_t most);
+  std::size_t number_lent(const worker_link& to) const;
+  /// Returns whether something is lent to another worker. Needs `mutex_`.
+  bool others_borrow(const worker_link& to) const;
+  bool is_lent_to_others(const worker_link& than) const;
+  /// Waits some time until nothing is lent to other workers, which are lost.
+  void wait_for_lost_workers(worker_link& by);
+  /// Takes back what programs in `from` give back. Returns false if the device's worker gives back
+  /// what is not lent to it.
+  bool take_back(const worker_link& from, const lent_range& x);
+  /// Takes back all that is lent to a worker.
+  void take_back_all(const worker_link& from);
+  /// Gives back a range that is lent, when there are no owners. Needs `mutex_`.
+  void end_lending(loans::iterator x);
+  void drop_owner(const std::shared_ptr<loan>& x);
+  /// Lets the programs give back what they do not use.
+  void trim_programs();
+  /// Serves the worker's programs from now on, and takes all back when its work is over.
+  void serve_demands_of(const std::shared_ptr<worker_link>& worker);
+
   /// Slabs that are to be unmapped, and their worker.
   struct removed {
-    std::vector<slab> slabs;
+    std::vector<memory_slab> slabs;
     std::shared_ptr<worker_link> worker;
+    loans lent{}; ///< may be the last to keep a worker: to be destroyed without the lock
   };
 
   /// Removes the slabs that are empty since `when` or before.
   removed take_empty(clock::time_point when);
   std::vector<memory_slab> all() const;
+  std::vector<memory_slab> all_locked() const;
   void forget_spare();
   std::vector<std::shared_ptr<worker_link>> peers();
   caf::error map_in_peers(shared_slab& what);
@@ -106,28 +152,32 @@ private:
   removed take_all();
   /// Gives slabs back to the device.
   caf::error unmap(const removed& what) const;
-  std::optional<clock::time_point> first_due() const;
   /// Lets the keeper look again; without one, empty slabs go back at once.
   void note_empty();
+  /// Lets the keeper look again. Returns an error if there is none.
+  caf::error wake_keeper();
   void keep_house();
 
   const int ordinal_;
   const std::shared_ptr<shared_slabs> shared_; ///< lets workers of other devices use the slabs
   const std::chrono::milliseconds keep_;
-  std::shared_ptr<worker_link> worker_; ///< the lane changes it with `mutex_`
-  std::mutex giving_back_;              ///< held while empty slabs are given back; before `mutex_`
-  std::size_t device_bytes_ = 0;
+  std::mutex growing_; ///< held while a slab is made; before `giving_back_`
+  /// Held while empty slabs are given back, and while the worker changes; before `mutex_`.
+  std::mutex giving_back_;
+  std::atomic<std::size_t> device_bytes_{0};
   std::atomic<std::size_t> unit_{0}; ///< as `backend::slab_granularity`
 
-  mutable std::mutex mutex_; ///< guards the members below
-  slab_space space_;
-  std::map<std::uint32_t, slab> slabs_; ///< by number in `space_`
+  mutable std::mutex mutex_;            ///< guards the members below
+  std::shared_ptr<worker_link> worker_; ///< changed by the lane
+  slab_book slabs_;                     ///< `shared_` has their descriptors
+  std::optional<memory_slab> arriving_; ///< not in use before other devices' workers have mapped it
   std::unordered_map<void*, slab_range> taken_;
+  loans lent_; ///< by address
   std::weak_ptr<worker_link> spare_;
   std::vector<std::weak_ptr<worker_link>> peers_; ///< workers of other devices
   bool ends_ = false;
   std::condition_variable changed_;
-  std::thread keeper_; ///< gives empty slabs back; started by the lane
+  std::thread keeper_; ///< gives empty slabs back
 };
 
 } // namespace troupe::detail

@@ -4,8 +4,8 @@
 #include "foundation/file_descriptor.hpp"
 #include "foundation/log.hpp"
 #include "foundation/option_check.hpp"
+#include "foundation/slab_space.hpp"
 #include "foundation/start_thread.hpp"
-#include "worker/parent/slab_space.hpp"
 #include "worker/protocol/worker_parent.hpp"
 #include <troupe/detail/completion.hpp>
 
@@ -164,7 +164,8 @@ private:
 
 } // namespace
 
-caf::expected<std::shared_ptr<process_pool>> process_pool::create(worker_backend_options options) {
+caf::expected<std::shared_ptr<process_pool>> process_pool::create(worker_backend_options options,
+                                                                  bool lends) {
   if (auto error = check_positive("worker_settings::start_limit", options.workers.start_limit))
     return error;
   for (auto [name, limit] :
@@ -182,7 +183,8 @@ caf::expected<std::shared_ptr<process_pool>> process_pool::create(worker_backend
   auto command = worker_program(options.workers);
   if (!command)
     return command.error();
-  std::shared_ptr<process_pool> result{new process_pool{std::move(options), std::move(*command)}};
+  std::shared_ptr<process_pool> result{
+      new process_pool{std::move(options), std::move(*command), lends}};
   auto first = result->start(0);
   if (!first)
     return first.error();
@@ -284,7 +286,7 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, const std:
 }
 
 caf::error process_pool::set_up(running& x, std::chrono::nanoseconds limit) {
-  worker_setup what{options_.backend, x.link->device(), -1, options_.host, options_.cuda};
+  worker_setup what{options_.backend, x.link->device(), -1, options_.host, options_.cuda, lends_};
   if (options_.spin)
     what.spin_ns = std::chrono::nanoseconds{*options_.spin}.count();
   wire_writer message;

@@ -21,8 +21,10 @@ namespace troupe::detail {
 class process_pool final : public worker_pool, public std::enable_shared_from_this<process_pool> {
 public:
   /// Starts the first device's worker, which reports the number of devices.
+  /// `lends`: this process has `device_slabs` for the devices, from which it lends to programs
   /// @errors errc::unavailable: it cannot be started, or there is no device
-  static caf::expected<std::shared_ptr<process_pool>> create(worker_backend_options options);
+  static caf::expected<std::shared_ptr<process_pool>> create(worker_backend_options options,
+                                                             bool lends = true);
   ~process_pool() override;
 
   int device_count() const noexcept override { return static_cast<int>(slots_.size()); }
@@ -50,9 +52,9 @@ private:
     std::vector<std::uint64_t> reaches; ///< as `worker_description::reaches`
   };
 
-  process_pool(worker_backend_options options, worker_command command)
+  process_pool(worker_backend_options options, worker_command command, bool lends)
       : worker_pool(std::make_shared<shared_segments>(), options.cuda.keep_freed),
-        options_(std::move(options)), command_(std::move(command)) {}
+        options_(std::move(options)), command_(std::move(command)), lends_(lends) {}
   worker_options process_options() const;
   caf::expected<running> start(int ordinal, const std::stop_token& stop = {});
   /// Sends a started worker its settings. `limit`: for its answer
@@ -73,6 +75,7 @@ private:
 
   const worker_backend_options options_;
   const worker_command command_;
+  const bool lends_; ///< as `worker_setup::lends`
   std::vector<std::unique_ptr<worker_slot<running>>> slots_;
   std::vector<std::uint64_t> reaches_; ///< of the first worker; empty: nothing can be direct
 };

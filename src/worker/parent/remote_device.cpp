@@ -375,7 +375,8 @@ caf::error remote_communicator::hand_over(std::span<const std::byte> what) noexc
   wire_writer message;
   message.put(key_);
   message.put_bytes(what);
-  handed_over_.store(true);
+  if (!handed_over_.exchange(true))
+    link_->program_ranks().begin();
   return link_->send(control::hand_over, message.bytes());
 }
 

@@ -84,7 +84,7 @@ public:
   caf::error loss() const noexcept override { return link_ ? link_->loss() : caf::error{}; }
   bool may_keep_memory(const caf::error& loss) const noexcept override;
   std::function<bool()> lost_work() const noexcept override {
-    return [of = link_] { return of->is_reaped(); };
+    return [of = link_] { return of->is_reaped() && of->program_ranks().is_none(); };
   }
   caf::error take_over() noexcept override;
   caf::error move_to_spare() noexcept override;
@@ -130,6 +130,8 @@ public:
   }
   ~remote_communicator() override {
     link_->forget(loss_listener_);
+    if (is_handed_over())
+      link_->program_ranks().end();
     link_->ranks().end();
   }
   remote_communicator(const remote_communicator&) = delete;

@@ -275,6 +275,23 @@ public:
     return result;
   }
 
+  /// Where programs have the ranks, the work of a lost worker may use memory of the others'
+  /// programs until its process is gone.
+  static void hold_for_lost(const communicator_ranks& ranks) {
+    for (const auto& x : ranks) {
+      const auto& lost = static_cast<remote_communicator&>(*x).shared_link();
+      if (!lost->lost() || lost->is_reaped() || lost->slab_granularity() == 0)
+        continue; // without slabs, it has mapped none of others
+      for (const auto& y : ranks) {
+        const auto& other = static_cast<remote_communicator&>(*y).shared_link();
+        if (other == lost)
+          continue;
+        other->program_ranks().begin();
+        lost->when_reaped([lost, other] { other->program_ranks().end(); }); // keeps both until then
+      }
+    }
+  }
+
 private:
   rank_ends() = default;
 
@@ -400,6 +417,13 @@ worker_backend::build(const communicator_id&, int size,
   for (std::size_t i = 0; i < ranks.size(); ++i)
     result.push_back(std::make_unique<remote_communicator>((*links)[i], (*keys)[i]));
   return result;
+}
+
+std::shared_ptr<const void> worker_backend::keep_for_peers(int ordinal, const void* memory,
+                                                           std::size_t size_bytes) noexcept {
+  const auto of = pool_->memory_of(ordinal);
+  const auto worker = pool_->current(ordinal);
+  return of && worker ? of->keep_lent(*worker, memory, size_bytes) : nullptr;
 }
 
 // -- direct communicators
@@ -556,12 +580,15 @@ caf::error worker_backend::end(control how, const communicator_ranks& ranks) noe
   rank_ends all{ranks, call_limit_};
   // The abort of one rank may let another's work end with wrong results (see `guest_ends`). Their
   // owner in this process has closed the ranks that are not handed over.
-  if (all.any_handed_over())
+  const bool are_of_programs = all.any_handed_over();
+  if (are_of_programs)
     all.ask_or_kill(control::close, "to close its rank");
   caf::error result;
   if (how == control::destroy)
     result = all.destroy();
   all.ask_or_kill(control::abort, to_end_its_rank);
+  if (are_of_programs)
+    rank_ends::hold_for_lost(ranks);
   return result;
 }
 

@@ -31,6 +31,8 @@ public:
   /// @errors also errc::worker_lost: a worker is gone, and the other ranks are aborted
   caf::expected<communicator_ranks> build(const communicator_id& id, int size,
                                           std::span<const local_rank> ranks) noexcept override;
+  std::shared_ptr<const void> keep_for_peers(int ordinal, const void* memory,
+                                             std::size_t size_bytes) noexcept override;
   bool can_be_direct(std::span<const int> ordinals) const noexcept override;
   caf::expected<communicator_ranks>
   build_direct(std::span<const local_rank> ranks) noexcept override;

@@ -215,6 +215,8 @@ void worker_link::received(std::span<const std::byte> message,
       listener_(what);
     return;
   }
+  if (reader.ok() && (head.kind == control::lend || head.kind == control::take_back))
+    return demanded(head, reader);
   const auto handler = reader.ok() ? take_handler(head) : nullptr;
   if (!handler) {
     if (!reader.ok() || !lost())
@@ -234,6 +236,49 @@ void worker_link::received(std::span<const std::byte> message,
   if (descriptor)
     answer.descriptor = std::make_shared<const file_descriptor>(std::move(descriptor));
   handler(std::move(answer));
+}
+
+void worker_link::demanded(const control_head& head, wire_reader& body) noexcept {
+  const worker_demand what{head.kind, head.number, body.get<lent_range>()};
+  if (!body.ok() || !body.at_end())
+    return give_up_nonsense("a request for memory that could not be read");
+  demand_handler to;
+  {
+    std::unique_lock lock{mutex_};
+    if (lost_)
+      return;
+    if (std::exchange(demands_, true)) {
+      lock.unlock();
+      return give_up_nonsense("a request for memory before the last one was answered");
+    }
+    to = demand_handler_;
+    if (!to)
+      waiting_ = what;
+  }
+  if (to)
+    to(shared_from_this(), what);
+}
+
+void worker_link::set_demand_handler(demand_handler f) {
+  std::optional<worker_demand> waiting;
+  {
+    const std::lock_guard lock{mutex_};
+    demand_handler_ = f;
+    waiting = std::exchange(waiting_, std::nullopt);
+  }
+  if (waiting)
+    f(shared_from_this(), *waiting);
+}
+
+void worker_link::answer(const worker_demand& of,
+                         const caf::expected<lent_range>& result) noexcept {
+  {
+    const std::lock_guard lock{mutex_};
+    demands_ = false; // first: the next request may come at once
+  }
+  wire_writer body;
+  body(of.number, result ? caf::error{} : result.error(), result ? *result : lent_range{});
+  static_cast<void>(send(control::demand_reply, body.bytes())); // a loss ends the wait, too
 }
 
 worker_link::reply_handler worker_link::take_handler(const control_head& of) noexcept {
@@ -341,7 +386,25 @@ void worker_link::gone() noexcept {
 
 void worker_link::reaped() noexcept {
   gone();
-  is_reaped_.store(true, std::memory_order_release);
+  std::vector<std::function<void()>> all;
+  {
+    const std::lock_guard lock{mutex_};
+    is_reaped_.store(true, std::memory_order_release);
+    all.swap(when_reaped_);
+  }
+  for (auto& f : all)
+    f();
+}
+
+void worker_link::when_reaped(std::function<void()> f) {
+  {
+    const std::lock_guard lock{mutex_};
+    if (!is_reaped()) {
+      when_reaped_.push_back(std::move(f));
+      return;
+    }
+  }
+  f();
 }
 
 void worker_link::wait_until_told() noexcept {

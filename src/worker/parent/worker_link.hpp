@@ -49,6 +49,13 @@ struct worker_answer {
 };
 using worker_reply = caf::expected<worker_answer>;
 
+/// A request of the programs in a worker to the parent. A worker makes one at a time.
+struct worker_demand {
+  control kind{}; ///< `lend` or `take_back`
+  std::uint64_t number = 0;
+  lent_range range;
+};
+
 /// Returns the error for users of a device whose worker ended because of `cause`.
 caf::error lost_worker(int device, const caf::error& cause);
 /// Returns the error for a device, or for a rank on it, that has no worker.
@@ -91,6 +98,15 @@ public:
   /// Sets the receiver of messages from the worker's programs, on the receiving thread. To be
   /// called before the first message.
   void set_listener(std::function<void(std::span<const std::byte>)> f) { listener_ = std::move(f); }
+
+  using demand_handler = std::function<void(std::shared_ptr<worker_link>, const worker_demand&)>;
+  /// Sets the receiver of the requests of the worker's programs, on the receiving thread. An
+  /// earlier request waits for it. The receiver calls `answer`.
+  /// @thread any
+  void set_demand_handler(demand_handler f);
+  /// Sends the result of a request.
+  /// @thread any
+  void answer(const worker_demand& of, const caf::expected<lent_range>& result) noexcept;
 
   // -- the lane
 
@@ -179,6 +195,9 @@ public:
 
   /// Counts the ranks of communicators that this process has in the worker.
   open_count& ranks() noexcept { return ranks_; }
+  /// Counts those that programs drive, and the lost workers that had ranks with them. Until there
+  /// are none, kernels of other devices may write to memory that the programs had.
+  open_count& program_ranks() noexcept { return program_ranks_; }
   /// Another worker has the device now. Messages from the programs of this one are ignored, and
   /// later memory of other devices is not mapped there.
   void set_former() noexcept { is_former_.store(true); }
@@ -203,6 +222,9 @@ public:
   /// events until then: marks all of them as done again.
   void reaped() noexcept;
   bool is_reaped() const noexcept { return is_reaped_.load(std::memory_order_acquire); }
+  /// Calls `f` when the process is gone, at once if it is.
+  /// @thread any
+  void when_reaped(std::function<void()> f);
   /// Blocks until all listeners were told of the loss. Does not block on their thread.
   void wait_until_told() noexcept;
 
@@ -215,6 +237,8 @@ private:
     return request_limit_ < most / 2 ? 2 * request_limit_ : most;
   }
   void lose(const caf::error& cause, bool kills) noexcept;
+  /// Passes on a request of the worker's programs.
+  void demanded(const control_head& head, wire_reader& body) noexcept;
   /// Marks all events as done: streams of other devices wait for them.
   void gone() noexcept;
   /// Returns null if there is no such request.
@@ -239,6 +263,7 @@ private:
   std::vector<std::uint64_t> free_events_;
 
   open_count ranks_;
+  open_count program_ranks_;
   std::atomic<bool> is_former_{false};
   std::atomic<bool> lost_{false};
   std::atomic<bool> is_reaped_{false};
@@ -252,6 +277,10 @@ private:
   std::map<std::uint64_t, open_request> open_;
   std::map<std::uint64_t, std::function<void(const caf::error&)>> on_loss_; ///< by number
   std::uint64_t last_listener_ = 0;
+  demand_handler demand_handler_;
+  bool demands_ = false;                 ///< a request of the worker's programs is not answered yet
+  std::optional<worker_demand> waiting_; ///< it came before there was a handler
+  std::vector<std::function<void()>> when_reaped_;
   std::condition_variable told_;
   std::thread::id telling_; ///< the thread that calls listeners, if any
 };

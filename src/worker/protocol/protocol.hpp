@@ -162,6 +162,10 @@ enum class control : std::uint16_t {
   unmap_slab,           ///< slab_args
   map_slab,             ///< slab_args, with a descriptor: memory that another worker has made
   drop_slab,            ///< slab_args: unmaps it when the work in all streams is over
+  trim,      ///< reply: the `lent_range`s that its programs give back, since nothing is in them
+  lend,      ///< from the worker: a `lent_range` without address, of which its programs need more
+  take_back, ///< from the worker: a `lent_range` that its programs do not need any more
+  demand_reply, ///< number of such a request of the worker, then an error and a `lent_range`
 };
 
 std::string_view to_string(control x) noexcept;
@@ -193,10 +197,11 @@ struct worker_setup {
   std::int64_t spin_ns = -1; ///< negative: depends on the number of cores
   host_backend_options host;
   cuda_backend_options cuda;
+  bool lends = false; ///< the parent lends memory of slabs to programs, if the worker has slabs
 };
 void wire_fields(auto& wire, message_of<worker_setup> auto& x) {
   wire(x.backend, x.device, x.spin_ns, x.host.devices, x.host.bytes_per_device, x.host.links,
-       x.host.listen_address, x.cuda.keep_freed);
+       x.host.listen_address, x.cuda.keep_freed, x.lends);
 }
 
 /// The worker's reply to `worker_setup`.
@@ -234,6 +239,12 @@ struct slab_args {
   std::uint64_t address = 0;
   std::uint64_t size_bytes = 0;
   std::int32_t device = 0; ///< ordinal
+};
+
+/// A range of device memory that the parent lends to the programs of a worker.
+struct lent_range {
+  std::uint64_t address = 0;
+  std::uint64_t size_bytes = 0;
 };
 
 struct map_args {

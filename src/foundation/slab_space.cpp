@@ -1,4 +1,4 @@
-#include "worker/parent/slab_space.hpp"
+#include "foundation/slab_space.hpp"
 
 #include <algorithm>
 #include <iterator>

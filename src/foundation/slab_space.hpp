@@ -39,6 +39,10 @@ public:
 
   std::size_t taken_bytes() const noexcept { return taken_bytes_; }
   std::size_t free_bytes() const noexcept { return free_bytes_; }
+  /// Returns the size of the largest range that can be taken.
+  std::size_t largest_free() const noexcept {
+    return by_size_.empty() ? 0 : by_size_.rbegin()->first;
+  }
   std::size_t slabs() const noexcept { return slabs_; }
 
 private:

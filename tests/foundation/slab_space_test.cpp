@@ -1,7 +1,7 @@
 /// Ranges of slabs, against a plain map of bytes.
 
+#include "foundation/slab_space.hpp"
 #include "support/random.hpp"
-#include "worker/parent/slab_space.hpp"
 
 #include <gtest/gtest.h>
 
