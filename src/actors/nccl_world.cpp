@@ -590,8 +590,7 @@ caf::expected<world_parts> make_world(caf::actor_system& sys, world_config confi
     return lanes.error();
   if (auto error = check_limits(config.limits, *lanes, !config.program.name.empty()); error)
     return error;
-  auto policy =
-      policy_for(config.collectives, (*owner)->backend(), *lanes, !config.program.name.empty());
+  auto policy = policy_for(config.collectives, (*owner)->backend(), *lanes);
   if (!policy)
     return policy.error();
   const auto& program = config.program;

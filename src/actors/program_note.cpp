@@ -11,9 +11,10 @@ void wire_fields(auto& wire, message_of<world_status> auto& x) {
 }
 
 void wire_fields(auto& wire, message_of<program_note> auto& x) {
-  wire(x.what, x.world, x.rank, x.ranks, x.incarnation, x.view, x.program, x.bytes, x.why,
+  wire(x.what, x.world, x.rank, x.ranks, x.incarnation, x.view, x.program, x.bytes, x.why, x.way,
        x.deadline_ns, x.stall_limit_ns, x.quiet_limit_ms, x.waiting_limit);
   wire.require(x.what >= program_note::kind::adopt && x.what <= program_note::kind::ready);
+  wire.require(x.way <= collective_way::direct);
 }
 
 caf::error check_program_bytes(std::size_t size, const char* what) {

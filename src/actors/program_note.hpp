@@ -1,6 +1,7 @@
 /// Messages between a world and the processes of its ranks.
 #pragma once
 
+#include <troupe/collective.hpp>
 #include <troupe/error.hpp>
 #include <troupe/world_status.hpp>
 
@@ -33,6 +34,7 @@ struct program_note {
   std::string program;
   std::vector<std::uint8_t> bytes; ///< see `check_program_bytes`
   caf::error why;
+  collective_way way = collective_way::nccl; ///< of all collectives
   // of `world_limits`
   std::int64_t deadline_ns = 0;
   std::int64_t stall_limit_ns = 0;

@@ -79,6 +79,7 @@ void rank_programs::on_live(communicator& x, const world_status& view) {
   note.view.reason = brief(view.reason);
   note.program = program_.name;
   note.bytes = program_.arguments;
+  note.way = core->main_way();
   auto& limits = core->limits();
   note.deadline_ns = limits.deadline.count();
   note.stall_limit_ns = limits.stall_limit.count();

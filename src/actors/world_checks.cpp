@@ -52,8 +52,7 @@ caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr
 }
 
 caf::expected<collectives_policy> policy_for(collectives_policy wanted, const backend& by,
-                                             const std::vector<std::shared_ptr<lane>>& lanes,
-                                             bool with_program) {
+                                             const std::vector<std::shared_ptr<lane>>& lanes) {
   if (wanted > collectives_policy::automatic)
     return make_error(errc::invalid_argument, "world_config::collectives is no known policy");
   if (wanted == collectives_policy::nccl)
@@ -62,13 +61,13 @@ caf::expected<collectives_policy> policy_for(collectives_policy wanted, const ba
   for (auto& x : lanes)
     ordinals.push_back(x->state().ordinal());
   const bool remote = std::ranges::any_of(lanes, [](auto& x) { return x->is_remote(); });
-  if (!with_program && by.can_be_direct(ordinals))
+  if (by.can_be_direct(ordinals))
     return remote ? collectives_policy::direct : wanted; // no second communicator in workers
   if (wanted == collectives_policy::automatic)
     return collectives_policy::nccl;
   return make_error(errc::not_supported,
                     "collectives_policy::direct is for at most 8 devices of one host, which reach "
-                    "each other's memory, and not for ranks with programs of their own");
+                    "each other's memory");
 }
 
 world_limits countable(world_limits x) {

@@ -20,8 +20,7 @@ caf::error check_limits(const world_limits& x, const std::vector<std::shared_ptr
 /// and `direct` for devices in workers.
 /// @errors errc::invalid_argument; errc::not_supported: `direct` is not possible
 caf::expected<collectives_policy> policy_for(collectives_policy wanted, const backend& by,
-                                             const std::vector<std::shared_ptr<lane>>& lanes,
-                                             bool with_program);
+                                             const std::vector<std::shared_ptr<lane>>& lanes);
 
 /// Returns the limits, cut to the longest time that a clock can count.
 world_limits countable(world_limits x);

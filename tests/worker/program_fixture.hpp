@@ -32,6 +32,7 @@ protected:
     config.limits.restart_backoff = 1ms;
     config.program = std::move(what);
     config.devices = system_->ordinals();
+    config.collectives = collectives_of_run();
     actor_ = must(spawn_nccl_world(*system_, config));
     detail::send(*self_, actor_, subscribe{});
   }

@@ -87,6 +87,57 @@ caf::actor spawn_echo(const program_place& place) {
   });
 }
 
+constexpr int different_calls = 5;
+
+/// Makes a call of one of two ranks that does not match that of the other one.
+pending<collective_done> call_differently(const program_place& place, int which,
+                                          const gpu_ref<float>& small, const gpu_ref<float>& large,
+                                          const request_options& options) {
+  const auto& rank = place.rank;
+  const bool first = rank.index() == 0;
+  switch (which) {
+  case 0: // two sizes
+    return rank.all_reduce(first ? small : large, reduce_op::sum, options);
+  case 1: // two operations
+    return rank.all_reduce(large, first ? reduce_op::sum : reduce_op::max, options);
+  case 2:
+    return first ? rank.barrier(options) : rank.all_reduce(small, options);
+  case 3: // a message of another size
+    return first ? rank.send(small, 1, options) : rank.recv(large, 0, options);
+  default:
+    return first ? rank.send(large, 1, options) : rank.all_reduce(large, options);
+  }
+}
+
+/// Makes such a call, and then one that matches, with the next membership.
+caf::error make_different_calls(const program_place& place, int which) {
+  auto d = place.rank.where();
+  const std::size_t large_count = (std::size_t{1} << 20) + 5;
+  auto small = d.allocate<float>(elements);
+  auto large = d.allocate<float>(large_count);
+  if (!small || !large)
+    return make_error(errc::internal, "no memory");
+  for (auto& x : {*small, *large})
+    if (auto filled = d.fill(x, 1.0F).wait(); !filled)
+      return filled.error();
+  auto view = place.rank.status();
+  const auto before = view.membership;
+  const auto done = call_differently(place, which, *small, *large, {.membership = before}).wait();
+  if (code_of(error_of(done)) != errc::collective_mismatch)
+    return make_error(errc::internal, "call " + std::to_string(which) + " was answered with " +
+                                          (done ? "success" : describe(done.error())));
+  for (caf::expected<float> sum = done.error(); !sum;) {
+    view = place.rank.status();
+    if (view.membership != before)
+      sum = add_up_once(place, *small, {.membership = view.membership}, view);
+    if (sum && *sum != sum_of(view.members))
+      return make_error(errc::internal, "a wrong sum");
+    if (!sum && code_of(sum.error()) == errc::unavailable)
+      return sum.error();
+  }
+  return {};
+}
+
 const bool programs_registered = [] {
   // Makes as many sums as its arguments say, and checks each.
   auto error = register_program("so many sums", [](const program_place& place) {
@@ -209,6 +260,15 @@ const bool programs_registered = [] {
           if (++right % 8 == 0)
             static_cast<void>(place.report(to_bytes(membership)));
         }
+      });
+    });
+  // Makes calls that do not match those of the other rank, each followed by one that does.
+  if (!error)
+    error = register_program("different calls", [](const program_place& place) {
+      return place.system.spawn([place](caf::blocking_actor* self) {
+        for (int i = 0; i < 3 * different_calls; ++i)
+          if (auto why = make_different_calls(place, i % different_calls))
+            return self->fail_state(why);
       });
     });
   // Makes calls that name no membership and ignores their results. One call is refused at once. At
@@ -464,6 +524,15 @@ TEST_F(Programs, ExchangeMessages) {
   TROUPE_NEEDS_DEVICES(2);
   start(3, {"all to all", {}});
   ASSERT_TRUE(until([this] { return ended_.size() == system_->ordinals().size(); }));
+  EXPECT_TRUE(nobody_failed());
+}
+
+TEST_F(Programs, WhoseCallsDoNotMatchAreTold) {
+  TROUPE_NEEDS_DEVICES(2);
+  if (on_cuda() && collectives_of_run() == collectives_policy::nccl)
+    GTEST_SKIP() << "NCCL does not compare calls";
+  start(2, {"different calls", {}});
+  ASSERT_TRUE(until([this] { return ended_.size() == 2; }));
   EXPECT_TRUE(nobody_failed());
 }
 

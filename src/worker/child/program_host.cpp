@@ -196,7 +196,10 @@ caf::expected<program_host::hosted*> program_host::provide(const program_note& n
   auto owner = (*system_core::of(*system_->actors))->runtime();
   hosted x;
   x.rank = note.rank;
-  x.core = std::make_shared<world_core>(*owner, note.view.name, std::move(lanes), limits);
+  const auto policy =
+      note.way == collective_way::direct ? collectives_policy::direct : collectives_policy::nccl;
+  x.core = std::make_shared<world_core>(*owner, note.view.name, std::move(lanes), limits, policy,
+                                        policy);
   x.core->set_on_end([this, number = note.world, rank = note.rank](
                          std::uint64_t epoch, const caf::error& why, communicator_role) {
     auto end = note_of(program_note::kind::fail_epoch, number, rank);
