@@ -181,14 +181,6 @@ TEST_F(DirectInWorkers, AreForEightRanksAtMost) {
   EXPECT_TRUE(works(*world_));
 }
 
-TEST_F(DirectInWorkers, AreRefusedForRanksWithPrograms) {
-  system_.emplace(in_worker_processes(2));
-  world_config config;
-  config.collectives = collectives_policy::direct;
-  config.program.name = "none";
-  EXPECT_TRUE(has_code(system_->try_open_world(config).error(), errc::not_supported));
-}
-
 } // namespace
 
 } // namespace troupe::testing

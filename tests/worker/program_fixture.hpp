@@ -32,7 +32,7 @@ protected:
     config.limits.restart_backoff = 1ms;
     config.program = std::move(what);
     config.devices = system_->ordinals();
-    config.collectives = collectives_of_run();
+    config.collectives = collectives_;
     actor_ = must(spawn_nccl_world(*system_, config));
     detail::send(*self_, actor_, subscribe{});
   }
@@ -70,6 +70,7 @@ protected:
   }
   caf::error kill(int ordinal) { return kill_worker(must(device::open(*system_, ordinal))); }
 
+  collectives_policy collectives_ = collectives_of_run(); ///< set before `start`
   std::optional<test_system> system_;
   std::optional<caf::scoped_actor> self_;
   caf::actor actor_;

@@ -128,19 +128,17 @@ protected:
   using verb = memory_order::verb;
 
   void begin(int devices, world_limits limits = {}, kept_memory keeps = kept_memory::after_end) {
-    if (on_cuda())
-      GTEST_SKIP() << "for devices of a known size";
-    start({.devices = devices,
-           .wrap =
-               [=](std::shared_ptr<backend>) {
-                 worker_backend_options options{
-                     .backend = "host",
-                     .host = {.devices = devices, .bytes_per_device = device_bytes}};
-                 options.cuda.keep_freed = 1ms;
-                 options.workers.keep_memory = keeps;
-                 return must(make_worker_backend(options));
-               }},
-          {"memory user", {}}, limits);
+    const auto make_backend = [=](std::shared_ptr<backend>) {
+      worker_backend_options options{
+          .backend = "host", .host = {.devices = devices, .bytes_per_device = device_bytes}};
+      options.cuda.keep_freed = 1ms;
+      options.workers.keep_memory = keeps;
+      return must(make_worker_backend(options));
+    };
+    auto where = in_worker_processes(devices);
+    if (!on_cuda())
+      where = {.devices = devices, .wrap = make_backend};
+    start(std::move(where), {"memory user", {}}, limits);
     ASSERT_TRUE(until([this] { return view_.phase == world_phase::ready; }));
   }
   void TearDown() override {
@@ -171,12 +169,14 @@ protected:
 };
 
 TEST_F(ProgramMemory, HoldsWhatIsWrittenToEachAllocation) {
+  TROUPE_NEEDS_DEVICES(2);
   begin(2);
   for (int rank : {0, 1})
     EXPECT_EQ(tell(verb::churn, 1500, rank).code, errc{});
 }
 
 TEST_F(ProgramMemory, GoesBackToTheDevice) {
+  TROUPE_HOST_ONLY("devices of a known size");
   begin(1);
   const auto before = free_bytes();
   EXPECT_EQ(tell(verb::allocate, 200 * mib).code, errc{});
@@ -186,6 +186,7 @@ TEST_F(ProgramMemory, GoesBackToTheDevice) {
 }
 
 TEST_F(ProgramMemory, IsSharedWithTheParent) {
+  TROUPE_HOST_ONLY("devices of a known size");
   begin(1);
   EXPECT_EQ(tell(verb::allocate, 200 * mib).code, errc{});
   auto d = system_->open(0);
@@ -200,6 +201,7 @@ TEST_F(ProgramMemory, IsSharedWithTheParent) {
 }
 
 TEST_F(ProgramMemory, OfALostProcessComesBack) {
+  TROUPE_HOST_ONLY("devices of a known size");
   begin(1);
   const auto before = free_bytes();
   EXPECT_EQ(tell(verb::allocate, 200 * mib).code, errc{});
@@ -209,6 +211,7 @@ TEST_F(ProgramMemory, OfALostProcessComesBack) {
 
 /// The next program gets the memory that the lost one had, as soon as that has ended.
 TEST_F(ProgramMemory, IsThereForTheNextProgramAfterEachOfManyLosses) {
+  TROUPE_HOST_ONLY("devices of a known size");
   world_limits limits;
   limits.standby = standby_policy::full;
   begin(1, limits);
@@ -221,6 +224,7 @@ TEST_F(ProgramMemory, IsThereForTheNextProgramAfterEachOfManyLosses) {
 }
 
 TEST_F(ProgramMemory, IsThereForTheNextProgramWithoutKeptMemory) {
+  TROUPE_HOST_ONLY("devices of a known size");
   begin(1, {}, kept_memory::none);
   for (int i = 0; i < 3; ++i) {
     ASSERT_EQ(tell(verb::allocate, 200 * mib).code, errc{}) << i;
@@ -253,6 +257,7 @@ TEST_F(ProgramMemory, OutlivesAReset) {
 
 /// Devices read it where it is.
 TEST_F(ProgramMemory, IsReachedByOtherDevices) {
+  TROUPE_NEEDS_DEVICES(2);
   begin(2);
   const auto d = system_->open(0);
   const auto other = system_->open(1);

@@ -262,6 +262,21 @@ const bool programs_registered = [] {
         }
       });
     });
+  // Reports which way a sum goes.
+  if (!error)
+    error = register_program("tells its way", [](const program_place& place) {
+      return place.system.spawn([place](caf::blocking_actor* self) {
+        auto ref = place.rank.where().allocate<float>(elements);
+        if (!ref)
+          return self->fail_state(ref.error());
+        auto filled = place.rank.where().fill(*ref, 1.0F).wait();
+        auto done = place.rank.all_reduce(*ref).wait();
+        if (!filled || !done)
+          return self->fail_state(filled ? done.error() : filled.error());
+        if (auto lost = place.report(to_bytes(done->way)))
+          self->fail_state(lost);
+      });
+    });
   // Makes calls that do not match those of the other rank, each followed by one that does.
   if (!error)
     error = register_program("different calls", [](const program_place& place) {
@@ -525,6 +540,15 @@ TEST_F(Programs, ExchangeMessages) {
   start(3, {"all to all", {}});
   ASSERT_TRUE(until([this] { return ended_.size() == system_->ordinals().size(); }));
   EXPECT_TRUE(nobody_failed());
+}
+
+TEST_F(Programs, DoDirectCollectivesByDefault) {
+  TROUPE_NEEDS_DEVICES(2);
+  collectives_ = collectives_policy::automatic;
+  start(2, {"tells its way", {}});
+  ASSERT_TRUE(until_more_reports(2));
+  for (auto& x : reports_)
+    EXPECT_EQ(must(from_bytes<collective_way>(x.bytes)), collective_way::direct);
 }
 
 TEST_F(Programs, WhoseCallsDoNotMatchAreTold) {
