@@ -22,11 +22,12 @@ namespace troupe {
 struct program_place {
   /// The worker's own system. Of its devices, only that of the rank can be opened (`rank.where()`).
   caf::actor_system& system;
-  /// The rank's calls. The other ranks' actors make theirs; calls that do not match are not
-  /// detected before the stall limit. A message of the rank to itself is `errc::invalid_argument`.
-  /// If a call is not done, for whatever reason (refused, cancelled, too late), the communicator
-  /// ends: the other ranks' calls would match the rank's next one (errc::rank_not_issued). A call
-  /// that is invalid by itself does not end it.
+  /// The rank's calls. The other ranks' actors make theirs. Calls that do not match end the
+  /// communicator (errc::collective_mismatch) if they go direct and both ranks exchange data in
+  /// them; otherwise the stall limit does. A message of the rank to itself is
+  /// `errc::invalid_argument`. If a call is not done, for whatever reason (refused, cancelled, too
+  /// late), the communicator ends: the other ranks' calls would match the rank's next one
+  /// (errc::rank_not_issued). A call that is invalid by itself does not end it.
   ///
   /// When a communicator ends, all calls that are not over get its error, and the world has another
   /// membership from the next communicator on. The ranks do not know how many calls of each other

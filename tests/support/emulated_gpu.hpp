@@ -18,6 +18,7 @@
 #include <vector>
 
 #define TROUPE_DEVICE inline
+#define TROUPE_DEVICE_RARE inline
 #define TROUPE_UNROLL
 
 namespace troupe::testing {

@@ -9,6 +9,7 @@
 #include <cuda_fp8.h>
 
 #define TROUPE_DEVICE __device__ __forceinline__
+#define TROUPE_DEVICE_RARE __device__ __noinline__ // takes no registers where it is not called
 #define TROUPE_UNROLL _Pragma("unroll")
 
 namespace troupe::detail::direct::gpu {

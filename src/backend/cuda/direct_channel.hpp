@@ -174,8 +174,8 @@ TROUPE_DEVICE std::uint64_t message_signature(std::uint64_t bytes, std::uint8_t 
 
 /// Tells all ranks that a call of this rank does not match that of `peer`, and their kernels to
 /// end. Returns false.
-TROUPE_DEVICE bool report_mismatch(const plane& p, unsigned peer, std::uint64_t mine,
-                                   std::uint64_t theirs) {
+TROUPE_DEVICE_RARE bool report_mismatch(const plane& p, unsigned peer, std::uint64_t mine,
+                                        std::uint64_t theirs) {
   if (gpu::add(&own(p).mismatches, 1) != 0)
     return false; // one is enough
   mismatch x;
@@ -194,7 +194,7 @@ TROUPE_DEVICE bool report_mismatch(const plane& p, unsigned peer, std::uint64_t 
 }
 
 /// Passes a mismatch on to the host. By one thread, before it reports the end of the kernel.
-TROUPE_DEVICE void pass_mismatch_on(const plane& p) {
+TROUPE_DEVICE_RARE void pass_mismatch_on(const plane& p) {
   gpu::fence_system();
   for (unsigned rank = 0; rank < p.size; ++rank) {
     mismatch& x = own(p).mismatch_of[rank];

@@ -256,7 +256,7 @@ caf::error mismatch_error(const direct::mismatch& x) {
   return make_error(
       {.code = errc::collective_mismatch,
        .detail = "rank " + std::to_string(x.peer) + " called " + describe(word_of(x.theirs)) +
-                 ", this one " + describe(mine),
+                 ", and rank " + std::to_string(x.rank) + " " + describe(mine),
        .verb = std::string{to_string(static_cast<collective_kind>(mine >> bits_of_type & 15))},
        .rank = static_cast<int>(x.rank)});
 }

@@ -8,6 +8,7 @@
 #include <troupe/collective_kind.hpp>
 #include <troupe/dtype.hpp>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,6 +26,7 @@ namespace troupe::testing {
 
 namespace {
 
+using ::testing::HasSubstr;
 using kind = collective_kind;
 
 constexpr kind verbs[] = {kind::all_reduce,     kind::reduce,     kind::broadcast,
@@ -93,7 +95,7 @@ protected:
     return check_collective(x, rank, sends, before, recv);
   }
 
-  emulated_ranks all_{static_cast<unsigned>(GetParam())};
+  emulated_ranks all_{static_cast<unsigned>(GetParam()), 0, true}; // no call differs
 };
 
 TEST_P(DirectPlan, DoesEveryVerbWithEveryType) {
@@ -126,6 +128,42 @@ TEST_P(DirectPlan, DoesEveryOperationWithEveryType) {
                         .seed = random(),
                         .kind = inputs},
                        chance(random, 0.5));
+}
+
+/// Two ranks make different calls. Returns what one of them is told.
+std::string told_of(const collective_call& first, const collective_call& second) {
+  emulated_ranks all{2, 0, true};
+  on_all_ranks(2, [&](unsigned rank) {
+    emulated_launcher to{all, rank};
+    detail::direct_messages room;
+    EXPECT_TRUE(
+        is_ok(detail::launch_direct({rank == 0 ? &first : &second, 1}, rank, 2, limits, room, to)));
+  });
+  const auto why = detail::mismatch_error(all.found(all.found(0).is_there == 0 ? 1 : 0));
+  EXPECT_TRUE(has_code(why, errc::collective_mismatch));
+  return describe(why);
+}
+
+TEST(DirectMismatch, NamesBothCalls) {
+  std::vector<std::byte> memory(10'000);
+  const auto with = [&](collective_call x) {
+    x.send = x.recv = memory.data();
+    return x;
+  };
+  const auto sum = with({.what = kind::all_reduce, .count = 100, .type = dtype::float32});
+  auto text = told_of(
+      sum,
+      with({.what = kind::all_reduce, .count = 100, .type = dtype::float32, .op = reduce_op::max}));
+  EXPECT_THAT(text, HasSubstr("all_reduce of 100 float32, sum"));
+  EXPECT_THAT(text, HasSubstr("all_reduce of 100 float32, max"));
+  text = told_of(with({.what = kind::reduce, .count = 7, .type = dtype::int64, .peer = 1}), sum);
+  EXPECT_THAT(text, HasSubstr("rank 0 called reduce of 7 int64, sum, root 1"));
+  EXPECT_THAT(text, HasSubstr("rank 1 all_reduce of 100 float32, sum"));
+  text = told_of(with({.what = kind::send, .count = 5, .type = dtype::int8, .peer = 1}),
+                 with({.what = kind::recv, .count = 6, .type = dtype::int8, .peer = 0}));
+  EXPECT_THAT(text, HasSubstr("send of 5 int8"));
+  EXPECT_THAT(text, HasSubstr("send of 6 int8"));
+  EXPECT_THAT(told_of({.what = kind::barrier}, sum), HasSubstr("barrier"));
 }
 
 /// A barrier ends nowhere before all ranks have come to it.
