@@ -205,7 +205,7 @@ private:
     if (lost && policy == loss_policy::shrink)
       return; // the core has handled it
     const bool built = building_.has_value();
-    if (!core_->end_epoch(x.device, x.reason))
+    if (!core_->end_epoch(x))
       return;
     building_.reset();
     if (lost && built)
