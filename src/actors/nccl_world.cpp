@@ -205,7 +205,7 @@ private:
     if (lost && policy == loss_policy::shrink)
       return; // the core has handled it
     const bool built = building_.has_value();
-    if (!core_->end_epoch(x.device, x.reason))
+    if (!core_->end_epoch(x))
       return;
     building_.reset();
     if (lost && built)
@@ -464,13 +464,21 @@ private:
     restarts_.push_back(now);
     if (lost)
       counted_losses_[lost->first] = lost->second;
-    if (building_)
+    const bool at_once = earlier == 0 || !needed; // what a standby covers costs nothing
+    if (building_ && (at_once || !core_->absent().empty()))
       return; // the build in progress goes on
+    if (building_)
+      drop_build(why); // as a standby, it would be live without a pause
     retry_.reset();
-    if (earlier == 0 || !needed) // what a standby covers costs nothing
+    if (at_once)
       try_build();
     else
       try_build_after(doubled(limits.restart_backoff, earlier - 1), retry);
+  }
+
+  void drop_build(const caf::error& why) {
+    building_.reset();
+    core_->give_up_build(why);
   }
 
   /// Returns whether the budget of restarts is not used up.
@@ -503,9 +511,8 @@ private:
       return;
     if (was_ready_) {
       if (building_ == x.epoch) {
-        building_.reset();
         auto why = make_error(errc::deadline_exceeded, not_built);
-        core_->give_up_build(why);
+        drop_build(why);
         on_build_failed(why);
       }
       return;

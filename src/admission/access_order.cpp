@@ -23,6 +23,12 @@ void add_predecessor(part& p, predecessor x) {
     p.predecessors.push_back(std::move(x));
 }
 
+/// Returns whether a process that is lost may still do what `a` says, which is an access of `by`.
+/// In a direct collective, each process writes to the memory of all ranks.
+bool is_of_lost_process(locked lock, const operation& by, const access& a) noexcept {
+  return is_lost(lock, *a.at) || (a.writes && by.writes_to_peers() && by.has_lost_part(lock));
+}
+
 /// Returns true if `u` supersedes the `i`th access, which is of `by`. If `u` supersedes only a part
 /// of it, the rest may become another access.
 bool order_use(locked lock, const std::shared_ptr<operation>& op, dependencies& around,
@@ -32,7 +38,7 @@ bool order_use(locked lock, const std::shared_ptr<operation>& op, dependencies& 
   auto& a = accesses[i];
   bool overlap = a.begin < u.end && u.begin < a.end;
   bool covered = u.begin <= a.begin && a.end <= u.end;
-  const bool lost = is_lost(lock, *a.at);
+  const bool lost = is_of_lost_process(lock, *by, a);
   bool same_stream = by->on_lanes() && !lost && a.at->shares_stream(p);
   bool conflict = overlap && (a.writes || u.writes);
   if (conflict) {

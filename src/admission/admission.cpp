@@ -187,10 +187,7 @@ void admission::commit(locked lock, const std::shared_ptr<operation>& op, std::i
   op->admitted(lock, now);
   dependencies around;
   const bool waits = op->waits_for(lock) != nullptr || is_away(lock, *op);
-  const bool may_be_held =
-      waits || !held_.empty() || std::ranges::any_of(op->uses(), [&](const use& u) {
-        return u.memory->home().has_lost_work(lock);
-      });
+  const bool may_be_held = waits || !held_.empty() || device_state::any_has_lost_work(lock);
   order_uses(lock, op, around, op->uses(), may_be_held);
   for (auto& u : op->uses()) // only after all are ordered: uses of one operation do not conflict
     note_use(lock, op, around, u, ++last_access_, may_be_held);

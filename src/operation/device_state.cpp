@@ -42,6 +42,17 @@ void register_device(const std::shared_ptr<device_state>& device) {
   all.devices[{device->node(), device->ordinal()}] = device;
 }
 
+std::atomic<int> device_state::with_lost_work_{0};
+
+device_state::~device_state() { set_lost_work(0, 0); }
+
+void device_state::set_lost_work(std::uint64_t until, std::uint64_t over_until) noexcept {
+  const int before = has_lost_work() ? 1 : 0;
+  lost_until_ = until;
+  lost_work_over_until_ = over_until;
+  with_lost_work_.fetch_add((has_lost_work() ? 1 : 0) - before);
+}
+
 caf::error device_state::reason() const {
   std::lock_guard lock{mutex_};
   return last_reason_;

@@ -26,6 +26,9 @@ struct borrowed_memory;
 class device_state : public std::enable_shared_from_this<device_state> {
 public:
   device_state(std::uint64_t node, int ordinal) : node_(node), ordinal_(ordinal) {}
+  ~device_state();
+  device_state(const device_state&) = delete;
+  device_state& operator=(const device_state&) = delete;
 
   std::uint64_t node() const noexcept { return node_; }
   int ordinal() const noexcept { return ordinal_; }
@@ -84,14 +87,18 @@ public:
     return position <= lost_until_ && position > lost_work_over_until_;
   }
   /// Returns whether such operations may exist.
-  bool has_lost_work(locked) const noexcept { return lost_until_ != lost_work_over_until_; }
+  bool has_lost_work(locked) const noexcept { return has_lost_work(); }
+  /// Returns whether they may exist on any device of the program.
+  static bool any_has_lost_work(locked) noexcept { return with_lost_work_.load() != 0; }
   /// Returns the position of the last operation that was admitted before the process was lost.
   std::uint64_t lost_until(locked) const noexcept { return lost_until_; }
   /// Notes that the operations up to this position are of a lost process.
-  void set_lost_until(locked, std::uint64_t position) noexcept { lost_until_ = position; }
+  void set_lost_until(locked, std::uint64_t position) noexcept {
+    set_lost_work(position, lost_work_over_until_);
+  }
   /// Notes that all work of the lost process is over that had operations up to this position.
   void set_lost_work_over(locked, std::uint64_t until) noexcept {
-    lost_work_over_until_ = std::max(lost_work_over_until_, until);
+    set_lost_work(lost_until_, std::max(lost_work_over_until_, until));
   }
   /// Reports that an attempt to open the device failed.
   void report_failed_attempt(const caf::error& why);
@@ -127,8 +134,12 @@ public:
 private:
   void change(device_phase phase, const caf::error& why); // under mutex_
   bool has_ended() const noexcept;                        // under mutex_
-  void begin_incarnation();                               // under mutex_
+  bool has_lost_work() const noexcept { return lost_until_ != lost_work_over_until_; }
+  void set_lost_work(std::uint64_t until, std::uint64_t over_until) noexcept;
+  void begin_incarnation(); // under mutex_
   std::shared_ptr<buffer> noted(std::shared_ptr<buffer> x);
+
+  static std::atomic<int> with_lost_work_; ///< number of devices
 
   const std::uint64_t node_;
   const int ordinal_;

@@ -102,8 +102,6 @@ void runtime::close() noexcept {
   for (int i = 0; i < device_count(); ++i)
     shut_down(i, why);
   admission_->go_on(); // all have failed
-  for (int i = 0; i < device_count(); ++i)
-    watch_lost(i); // nothing waits for their work any more
   fair_limit limit{ended() ? lost_patience : end_patience};
   bool stuck = !workers_.wait_idle(limit);
   for (auto& s : slots_)
@@ -116,6 +114,8 @@ void runtime::close() noexcept {
   }
   // Not in the destructor: the last handle to this may be dropped on the deadline watch's thread.
   deadlines_.stop();
+  for (int i = 0; i < device_count(); ++i)
+    watch_lost(i); // nothing waits for their work any more
   refuse_retries();
 }
 
@@ -538,7 +538,10 @@ void runtime::on_lost_process(lane& where, lost_process x) noexcept {
   const auto ordinal = where.state().ordinal();
   {
     std::lock_guard lock{slots_mutex_};
-    slots_[static_cast<std::size_t>(ordinal)].lost.push_back(std::move(x));
+    auto& s = slots_[static_cast<std::size_t>(ordinal)];
+    s.lost.push_back(std::move(x));
+    if (std::exchange(s.watches_lost, true))
+      return; // processes are ended by one thread at a time, in their order
   }
   watch_lost(ordinal);
 }
@@ -563,15 +566,17 @@ void runtime::watch_lost(int ordinal) {
   }
   {
     std::lock_guard lock{slots_mutex_};
-    if (s.lost.empty())
+    if (s.lost.empty()) {
+      s.watches_lost = false;
       return;
+    }
   }
   const auto again =
       deadlines_.call_at(clock::now() + lost_work_tick, [weak = weak_from_this(), ordinal] {
         if (auto self = weak.lock())
           self->watch_lost(ordinal);
       });
-  static_cast<void>(again); // 0: the runtime has closed, and ends them
+  static_cast<void>(again); // 0: the runtime closes, and ends them
 }
 
 /// Returns whether a part of the same operation, on another device, may still write to memory of

@@ -146,6 +146,7 @@ private:
     bool reset_wanted = false;
     bool stop_wanted = false;
     std::deque<lost_process> lost{}; ///< whose work is not over yet
+    bool watches_lost = false;       ///< a thread or a timer is in `watch_lost`
   };
 
   void make_again();

@@ -339,21 +339,20 @@ void world_core::close(world_phase phase, const caf::error& why) {
   incomplete = matching_.give_away(lock);
 }
 
-bool world_core::end_epoch(int device, const caf::error& cause) {
+bool world_core::end_epoch(const device_changed& report) {
   std::vector<std::shared_ptr<communicator>> ends;
   std::shared_ptr<communicator> standby;
-  const auto rank = rank_of(device);
-  // After a loss, the device may be back already, and the world go on with its spare.
-  const bool is_lost = code_of(cause) == errc::worker_lost;
-  auto has_it = [=](auto& x) {
-    return x && !x->absent().contains(rank) && (!is_lost || x->has_lost_rank());
-  };
+  const auto rank = rank_of(report.device);
+  const auto has_it = [=](auto& x) { return x && !x->absent().contains(rank); };
   bool builds_with = false;
   {
     admission_lock lock;
     builds_with = !build_absent_.contains(rank);
     if (builds_with)
       given_up_ = build_epoch_;
+    // The world may go on with the device's spare already.
+    if (lanes_[rank]->state().incarnation() != report.incarnation)
+      return builds_with;
     for (auto& x : take_leaving(lock))
       if (has_it(x))
         ends.push_back(std::move(x));
@@ -367,10 +366,10 @@ bool world_core::end_epoch(int device, const caf::error& cause) {
   }
   if (standby)
     standby->retire();
-  if (!is_lost) // else one of them may go on
+  if (code_of(report.reason) != errc::worker_lost) // else one of them may go on
     discard_prepared();
   for (auto& x : ends)
-    x->fail(cause);
+    x->fail(report.reason);
   return builds_with;
 }
 

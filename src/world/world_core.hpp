@@ -107,10 +107,11 @@ public:
   bool adopt_communicator(const world_status& view, communicator_ranks ranks);
   /// Ends the communicator of an epoch because of `cause`, for all ranks.
   void fail_epoch(std::uint64_t epoch, const caf::error& cause);
-  /// Ends all communicators with this device, if any, because of `cause`. Requests wait for the
-  /// next one.
+  /// Ends all communicators with the device of a report, if any, because of its reason. Requests
+  /// wait for the next one. If the device is in another incarnation by now, none of the reported
+  /// one is left, and only what is being built is given up.
   /// @return whether the communicator being built has the device: `build` has to be called again
-  bool end_epoch(int device, const caf::error& cause);
+  bool end_epoch(const device_changed& report);
   /// Goes on without a device that will not come back, if that is the policy.
   /// @return whether it does
   bool go_on_without_failed(int device);

@@ -1,4 +1,5 @@
 /// The runtime: its lanes, its end, and faults that end all operations.
+#include "operation/admission_lock.hpp"
 #include "runtime/runtime.hpp"
 #include "support/core_fixture.hpp"
 #include "support/no_threads.hpp"
@@ -8,13 +9,16 @@
 
 #include <array>
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <future>
 #include <latch>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace troupe {
@@ -242,6 +246,63 @@ TEST(Runtime, EndsAsAFaultWhenAnEndCannotBeSeen) {
 TEST(Runtime, GivesUpALaneThatIsStuck) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(give_up_a_lane(), ::testing::ExitedWithCode(0), "");
+}
+
+/// An operation of a lost process, which never settles. Calls `on_over` when its part is over.
+class lost_operation final : public probe {
+public:
+  lost_operation(const std::shared_ptr<detail::lane>& on, std::function<void()> on_over)
+      : probe({on, on}), on_over_(std::move(on_over)) {}
+
+  void on_part_over(detail::part&) noexcept override { on_over_(); }
+  detail::lost_process process(std::uint64_t until, std::function<bool()> is_over) {
+    return {until, std::move(is_over), {&parts()[0]}};
+  }
+
+private:
+  const std::function<void()> on_over_;
+};
+
+// INV-8: work counts as over only after that of processes that were lost earlier.
+TEST(Runtime, EndsLostProcessesInTheirOrder) {
+  core_system system;
+  const auto lane = system.lane();
+  const auto lose = [&](lost_operation& op, std::uint64_t until, std::function<bool()> is_over) {
+    {
+      const detail::admission_lock lock;
+      lane->state().set_lost_until(lock, until);
+    }
+    system.runtime()->on_lost_process(*lane, op.process(until, std::move(is_over)));
+  };
+  std::atomic<bool> is_over{false};
+  std::atomic<bool> second_is_over{false};
+  gate ending;
+  lost_operation first{lane, ending.passer()};
+  lost_operation second{lane, [&] { second_is_over = true; }};
+  lose(first, 1, [&] { return is_over.load(); });
+  is_over = true;
+  ending.wait_reached();
+  lose(second, 2, [] { return true; });
+  EXPECT_FALSE(second_is_over);
+  const auto has_lost_work = [&] {
+    const detail::admission_lock lock;
+    return lane->state().has_lost_work(lock);
+  };
+  EXPECT_TRUE(has_lost_work());
+  ending.open();
+  EXPECT_TRUE(eventually([&] { return !has_lost_work(); }));
+  EXPECT_TRUE(second_is_over);
+}
+
+/// Nothing waits any more for work of a lost process when the runtime closes.
+TEST(Runtime, EndsLostProcessesWhenItCloses) {
+  core_system system;
+  std::atomic<bool> part_is_over{false};
+  lost_operation op{system.lane(), [&] { part_is_over = true; }};
+  system.runtime()->on_lost_process(*system.lane(), op.process(1, [] { return false; }));
+  EXPECT_FALSE(part_is_over);
+  system.runtime()->close();
+  EXPECT_TRUE(part_is_over);
 }
 
 TEST(Background, RunsJobsBesideEachOther) {

@@ -436,6 +436,33 @@ TEST_F(KeptMemory, IsBusyWhilePeersOfALostRankMayWrite) {
   EXPECT_TRUE(std::filesystem::exists(made));
 }
 
+/// The other way round: kernels that the lost rank has submitted write to memory of living devices.
+TEST_F(KeptMemory, OfALivingRankIsBusyWhileTheLostOneMayWrite) {
+  TROUPE_NEEDS_DEVICES(2);
+  start(kept_memory::after_end);
+  seen_->work_is_over = false;
+  const auto other = system_->open(1);
+  const auto w =
+      system_->open_world({.devices = {0, 1}, .collectives = collectives_policy::direct});
+  std::vector<gpu_ref<std::uint32_t>> from{filled(device_, counted(0)), filled(other, counted(0))};
+  std::vector<gpu_ref<std::uint32_t>> to{filled(device_, counted(0)), filled(other, counted(0))};
+  auto endless = write_endlessly(from[0]);
+  auto summing = w.all_reduce(from, to, reduce_op::sum); // the other rank waits for the lost one
+  kill();
+  EXPECT_TRUE(has_code(answer_of(endless).error(), errc::worker_lost));
+  EXPECT_TRUE(has_code(answer_of(summing).error(), errc::worker_lost));
+  auto late = other.fill(to[1], 8u, {.deadline = 20ms});
+  EXPECT_TRUE(has_code(answer_of(late).error(), errc::deadline_exceeded));
+  const auto made = folder_.file("the memory was used");
+  auto using_it = other.launch(make_file, bytes_of_text(made), {}, {any_gpu_ref{to[1]}});
+  must(answer_of(other.fill(from[1], 6u))); // the other rank's part is over
+  EXPECT_TRUE(works(other));
+  EXPECT_FALSE(std::filesystem::exists(made));
+  seen_->work_is_over = true;
+  must(answer_of(using_it));
+  EXPECT_TRUE(std::filesystem::exists(made));
+}
+
 TEST_F(KeptMemory, EndsWithAReset) {
   start(kept_memory::after_end);
   auto memory = filled(device_, counted(3));

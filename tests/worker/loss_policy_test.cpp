@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <csignal>
 #include <cstdint>
 #include <cstring>
 #include <future>
@@ -697,33 +698,70 @@ TEST_F(LossPolicy, WhoComesAfterTheLossWaits) {
   EXPECT_TRUE(works(w));
 }
 
+/// Keeps all actors of a system from running.
+class held_actors {
+public:
+  explicit held_actors(test_system& system) {
+    const auto inside = std::make_shared<std::atomic<std::size_t>>(0);
+    const auto threads =
+        caf::get_or(system.get().config(), "scheduler.max-threads", std::size_t{1});
+    const auto gate = opened_.get_future().share();
+    for (std::size_t i = 0; i < threads; ++i)
+      system.get().spawn([gate, inside] {
+        ++*inside;
+        gate.wait();
+      });
+    EXPECT_TRUE(eventually([&] { return *inside == threads; }));
+  }
+  ~held_actors() { opened_.set_value(); }
+  held_actors(const held_actors&) = delete;
+  held_actors& operator=(const held_actors&) = delete;
+
+private:
+  std::promise<void> opened_;
+};
+
 /// The device may be back before the world's actor knows that it was lost.
 TEST_F(LossPolicy, GoesOnWithASpareBeforeItsActorKnows) {
   TROUPE_NEEDS_DEVICES(2);
   auto& w = start(2, standby_policy::full);
   const auto before = until_prepared();
-  std::promise<void> opened;
-  std::shared_future<void> gate = opened.get_future();
-  const auto inside = std::make_shared<std::atomic<std::size_t>>(0);
-  const auto threads =
-      caf::get_or(system_->get().config(), "scheduler.max-threads", std::size_t{1});
-  for (std::size_t i = 0; i < threads; ++i)
-    system_->get().spawn([gate, inside] {
-      ++*inside;
-      gate.wait();
-    });
-  ASSERT_TRUE(eventually([&] { return *inside == threads; })); // now no actor runs
+  auto held = std::make_optional<held_actors>(*system_);
   EXPECT_EQ(code_of(lose(1)), errc::worker_lost);
   EXPECT_TRUE(eventually([&] { return w.status().phase == world_phase::ready; }));
   EXPECT_TRUE(works(w));
   const auto now = w.status();
   EXPECT_EQ(now.membership, before.membership + 1);
-  opened.set_value();
+  held.reset();
   feed_->until([&](const world_status& x) { // then the actor has heard of it all
     return x.membership >= now.membership && x.standby_ready;
   });
   EXPECT_EQ(w.status().epoch, now.epoch);
   EXPECT_EQ(w.status().membership, now.membership);
+  EXPECT_TRUE(works(w));
+}
+
+/// The device may be lost while it is reset, and be back before the world's actor knows of the
+/// reset.
+TEST_F(LossPolicy, ALateReportOfAResetEndsNothingNewer) {
+  TROUPE_NEEDS_DEVICES(2);
+  auto& w = start(2, standby_policy::full);
+  until_prepared();
+  const auto d = w.device_of(1);
+  const auto worker = must(answer_of(d.stats())).worker_pid;
+  std::uint64_t epoch = 0;
+  {
+    const held_actors held{*system_};
+    const auto reset = d.reset(); // waits for the communicator, which the actor ends
+    ASSERT_EQ(::kill(static_cast<pid_t>(worker), SIGKILL), 0);
+    ASSERT_TRUE(is_ok(answer_of(reset)));
+    ASSERT_TRUE(eventually([&] { return w.status().phase == world_phase::ready; }));
+    epoch = w.status().epoch;
+    EXPECT_EQ(w.status().members[1].incarnation, 2u);
+    EXPECT_TRUE(works(w));
+  }
+  feed_->until([&](const world_status& x) { return x.epoch >= epoch && x.standby_ready; });
+  EXPECT_EQ(w.status().epoch, epoch);
   EXPECT_TRUE(works(w));
 }
 
