@@ -10,6 +10,8 @@ namespace troupe::detail {
 
 caf::error indeterminate(const caf::error& cause) {
   auto why = failure_of(cause).value_or(failure{});
+  if (why.code == errc::indeterminate) // it says why already
+    return cause;
   why.detail = "a failed operation was writing this buffer (" + describe(cause) + ")";
   why.cause = cause_of(cause).value_or(errc::internal);
   why.code = errc::indeterminate;
