@@ -367,6 +367,14 @@ private:
   std::vector<loss> losses_; ///< the client's thread alone adds to it
 };
 
+/// Fails if the world never has a standby, so that a wait for one would not end.
+void check_standbys(const settings& s, const troupe::world& world) {
+  if (s.waits_for_standbys() && s.standby == "spares" &&
+      must(world.barrier().wait()).way == troupe::collective_way::nccl)
+    bench::fail("with --standby spares and collectives by NCCL, no communicator is ready before a "
+                "kill: measure that with --when building, or choose --standby full");
+}
+
 void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
          const beforehand& before, bench::watchdog& guard, std::vector<bench::bar>& bars) {
   auto machine = bench::describe_machine(world);
@@ -575,6 +583,7 @@ int main(int argc, char** argv) {
     }
     before.used_mib = used_memory(sys, config.devices);
     const auto world = must(troupe::world::open(sys, std::move(config)));
+    check_standbys(s, world);
     run(s, sys, world, before, guard, bars);
     guard.enter("shutting down");
   }

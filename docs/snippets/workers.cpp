@@ -21,6 +21,21 @@ namespace {
 
 constexpr std::size_t count = 1000;
 
+caf::error go_on(const troupe::program_place& place) {
+  // [keep]
+  auto weights = place.keep<float>("weights", count);
+  if (!weights)
+    return weights.error();
+  if (!weights->found) // else an earlier process of this rank has made it
+    place.rank.where().fill(weights->ref, 1);
+  // [keep]
+  auto there = place.rank.where().download(weights->ref);
+  if (!there)
+    return there.error();
+  check(*there == std::vector<float>(count, 1), "the weights");
+  return {};
+}
+
 // [train]
 /// Runs in the worker of one rank, on a thread of its own.
 caf::error train(const troupe::program_place& place, caf::blocking_actor* self) {
@@ -40,6 +55,8 @@ caf::error train(const troupe::program_place& place, caf::blocking_actor* self) 
   if (auto error = place.report(troupe::to_bytes(*token)))
     return error;
   // [offer]
+  if (auto error = go_on(place))
+    return error;
   self->receive([](const troupe::program_message&) {}); // keeps the memory until the parent has it
   return {};
 }

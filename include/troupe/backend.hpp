@@ -435,6 +435,12 @@ public:
 
 using communicator_ranks = std::vector<std::unique_ptr<backend_communicator>>;
 
+/// A word that a process shares with the process of a device.
+struct shared_word {
+  std::uint32_t number = 0; ///< names the word in both processes; never 0
+  std::atomic<std::uint64_t>* value = nullptr;
+};
+
 /// Executes the work of devices and communicators.
 /// @thread any, unless a function says otherwise
 class backend {
@@ -508,6 +514,24 @@ public:
     static_cast<void>(ordinal);
     static_cast<void>(memory);
     static_cast<void>(size_bytes);
+    return nullptr;
+  }
+
+  /// Takes a word of memory that the process of a device shares with this one, and sets it to
+  /// `value`. It is free again when the last copy of the result is gone. Null: no word is free, or
+  /// the memory of that device is not kept beyond its process.
+  /// @thread any
+  [[nodiscard]] virtual std::shared_ptr<const shared_word> take_word(int ordinal,
+                                                                     std::uint64_t value) noexcept {
+    static_cast<void>(ordinal);
+    static_cast<void>(value);
+    return nullptr;
+  }
+  /// Returns the word of that number which the parent of this process has taken. Null: there is
+  /// none.
+  /// @thread any
+  [[nodiscard]] virtual std::atomic<std::uint64_t>* find_word(std::uint32_t number) noexcept {
+    static_cast<void>(number);
     return nullptr;
   }
 

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <troupe/detail/type_ids.hpp>
+#include <troupe/dtype.hpp>
 #include <troupe/error.hpp>
+#include <troupe/gpu_ref.hpp>
 #include <troupe/world_rank.hpp>
 
 #include <caf/actor.hpp>
@@ -14,9 +16,25 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace troupe {
+
+/// The longest name of a buffer, and the number of names of one rank (`program_place::keep`).
+inline constexpr std::size_t most_kept_name_bytes = 256;
+inline constexpr std::size_t most_kept_names = 1024;
+
+/// A buffer of a rank that outlives its process (`program_place::keep`).
+template <element T> struct kept_buffer {
+  gpu_ref<T> ref;
+  bool found = false; ///< an earlier call for the rank has made it
+};
+/// The same, with the type known at run time.
+struct any_kept_buffer {
+  any_gpu_ref ref;
+  bool found = false;
+};
 
 /// The environment of a program's actor.
 struct program_place {
@@ -42,6 +60,35 @@ struct program_place {
   /// @errors errc::invalid_argument: more than `most_program_bytes`; errc::unavailable: the parent
   ///         does not take them
   std::function<caf::error(std::vector<std::uint8_t>)> report;
+  /// As `keep`, with the type known at run time.
+  std::function<caf::expected<any_kept_buffer>(const std::string&, dtype, std::size_t count)>
+      keep_any = {};
+
+  /// Returns the rank's buffer of that name, which the parent owns until the world ends. The first
+  /// call allocates it. Later calls find it, in this process and in the next ones of the device: so
+  /// a program goes on after a loss where it was. A buffer that the lost process was writing, or
+  /// that had indeterminate or skipped ranges then, is indeterminate as a whole until it is
+  /// overwritten. The content of any other one is what the process left. New memory is
+  /// indeterminate until it is written.
+  ///
+  /// `found` is false if the memory is new: at the first call, and if the device's memory was not
+  /// kept. Blocks, after a loss until the work of the lost process is over. While a process has
+  /// named buffers, its device can neither be handed over nor reset (errc::buffer_acquired).
+  /// @thread any that may block, such as the factory's, or an actor's own
+  /// @errors errc::shape_mismatch: the buffer has another type or count; errc::out_of_memory;
+  ///         errc::invalid_argument: the name is empty or longer than `most_kept_name_bytes`, or
+  ///         `count` is 0; errc::overloaded: the rank has `most_kept_names` names;
+  ///         errc::unavailable: the world or the parent has ended; errc::would_block
+  template <element T>
+  caf::expected<kept_buffer<T>> keep(const std::string& name, std::size_t count) const {
+    auto got = keep_any(name, dtype_v<T>, count);
+    if (!got)
+      return got.error();
+    auto ref = gpu_ref<T>::from(std::move(got->ref));
+    if (!ref)
+      return ref.error();
+    return kept_buffer<T>{std::move(*ref), got->found};
+  }
 };
 
 /// A function that spawns the actor of one rank. It runs on a thread of its own, so it may take

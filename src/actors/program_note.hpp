@@ -2,7 +2,9 @@
 #pragma once
 
 #include <troupe/collective.hpp>
+#include <troupe/dtype.hpp>
 #include <troupe/error.hpp>
+#include <troupe/gpu_ref.hpp>
 #include <troupe/world_status.hpp>
 
 #include <cstddef>
@@ -23,6 +25,10 @@ struct program_note {
     report,     ///< `bytes`, from the program's actor
     ended,      ///< the program's actor ended because of `why`
     ready,      ///< from the process, of `incarnation`: the program began, or has the last message
+    keep,       ///< from the process: asks for its memory of `name`, with `memory.type` and `count`
+    kept,       ///< the reply to `keep`: `memory`, which was there
+    kept_new,   ///< the reply to `keep`: `memory`, which is new
+    not_kept,   ///< the reply to `keep`: there is none, because of `why`
   };
 
   kind what{};
@@ -40,6 +46,10 @@ struct program_note {
   std::int64_t stall_limit_ns = 0;
   std::int64_t quiet_limit_ms = 0;
   std::uint64_t waiting_limit = 0;
+  // of `keep` and its replies
+  std::uint64_t number = 0; ///< of the request, given by the process
+  std::string name;
+  gpu_token memory;
 };
 
 std::vector<std::byte> to_bytes(const program_note& x);
@@ -48,5 +58,7 @@ std::optional<program_note> program_note_of(std::span<const std::byte> bytes);
 
 /// @errors errc::invalid_argument: more than `most_program_bytes`; `what` names the bytes
 caf::error check_program_bytes(std::size_t size, const char* what);
+/// @errors errc::invalid_argument, errc::out_of_memory: there can be no such named buffer
+caf::error check_kept(const std::string& name, dtype type, std::size_t count);
 
 } // namespace troupe::detail

@@ -58,6 +58,11 @@ std::shared_ptr<rank_programs> rank_programs::make(std::shared_ptr<program_board
                                                    const std::shared_ptr<world_core>& core,
                                                    world_program what) {
   std::shared_ptr<rank_programs> result{new rank_programs{std::move(board), core, std::move(what)}};
+  result->named_ =
+      std::make_shared<named_memory>([self = std::weak_ptr{result}](const program_note& note) {
+        if (auto alive = self.lock())
+          alive->reply(note);
+      });
   result->number_ = result->board_->add(result);
   return result;
 }
@@ -103,6 +108,13 @@ caf::error rank_programs::tell(std::size_t rank, const program_note& note) {
     return make_error(errc::unavailable, "the world has ended");
   return core->owner()->tell(core->lanes()[rank]->state().ordinal(),
                              make_note(note_kind::program, to_bytes(note)));
+}
+
+void rank_programs::reply(const program_note& note) {
+  if (auto error = tell(static_cast<std::size_t>(note.rank), note);
+      error && code_of(error) != errc::worker_lost)
+    log(log_level::warning, "cannot reply to a program's request for memory", error,
+        log_kind::notes);
 }
 
 void rank_programs::on_end(std::uint64_t epoch, const caf::error& why) {
@@ -213,6 +225,7 @@ void rank_programs::stop() {
   for (std::size_t i = 0; core && i < core->size(); ++i)
     static_cast<void>(tell(i, note)); // on failure the process is gone
   board_->remove(number_);
+  named_->end();
 }
 
 void rank_programs::on_ready(const std::shared_ptr<world_core>& core, std::size_t rank,
@@ -258,6 +271,10 @@ caf::error rank_programs::told(int device, program_note note) {
     break;
   case program_note::kind::ready:
     on_ready(core, static_cast<std::size_t>(note.rank), note.incarnation);
+    break;
+  case program_note::kind::keep: // not on this thread, which reads from the process
+    core->owner()->workers().run(
+        [named = named_, core, note = std::move(note)] { named->keep(core, note); });
     break;
   default:
     return nonsense("it sent a note that only the parent sends");

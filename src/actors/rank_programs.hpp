@@ -1,6 +1,7 @@
 /// The parent's side of a world whose ranks are driven in their workers, by a program's actors.
 #pragma once
 
+#include "actors/named_memory.hpp"
 #include "actors/program_note.hpp"
 #include "world/world_core.hpp"
 #include <troupe/nccl_world.hpp>
@@ -64,6 +65,7 @@ private:
                 world_program what)
       : board_(std::move(board)), core_(core), program_(std::move(what)) {}
   caf::error tell(std::size_t rank, const program_note& note);
+  void reply(const program_note& note);
   void pass_on(const world_core& core, std::size_t rank);
   caf::error ended_in(const world_core& core, const std::vector<std::size_t>& ranks);
   void on_program_end(const world_core& core, std::size_t rank, const caf::error& why);
@@ -87,6 +89,7 @@ private:
   const std::weak_ptr<world_core> core_; // calls this object
   const world_program program_;
   std::uint64_t number_ = 0;
+  std::shared_ptr<named_memory> named_; ///< set by `make`
   std::mutex mutex_;
   caf::actor_addr world_;
   std::map<std::size_t, outbox> outboxes_; // by rank

@@ -120,7 +120,10 @@ void note_use(locked lock, const std::shared_ptr<operation>& op, dependencies& a
               std::uint64_t since, bool held) {
   auto& p = op->parts()[u.part];
   u.memory->accesses.add({op, &p, u.begin, u.end, u.writes, since});
-  u.memory->admitted_writes += u.writes ? 1 : 0;
+  if (u.writes) {
+    ++u.memory->admitted_writes;
+    u.memory->begin_write(); // first: the marks that it will overwrite are removed below
+  }
   if (held)
     around.since.push_back(since);
   auto generation = &u.memory->home() == &p.on->state() && !u.memory->is_borrowed()

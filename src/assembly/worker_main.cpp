@@ -150,6 +150,7 @@ private:
     programs.guest.executes = executes;
     programs.guest.on_fault = options.on_fault;
     programs.guest.on_gone = [this](communicator_key key) { service_->gone(key); };
+    programs.guest.words = area->unfinished;
     programs.spin = options.spin;
     programs.guest.tell = [this](std::span<const std::byte> x) { return tell(x); };
     if (what.lends && about.slab_granularity != 0)

@@ -358,6 +358,8 @@ caf::error release_operation::on_admit(locked lock, queue_bound) {
     return make_error(std::move(why));
   }
   --memory.granted(lock, mode_);
+  if (writes(mode_)) // until `on_settled`: its use is noted only after the hold ends
+    memory.begin_write();
   memory.give_back(lock, mode_);
   // Independent of the range of the handle. For writing: the granted range and no more, because it
   // is valid from now on. For reading: all of the buffer, because all of it may have been read.
@@ -371,6 +373,11 @@ caf::error release_operation::on_admit(locked lock, queue_bound) {
 /// Only answers: the buffer is given back, and later work must still wait for the user's stream.
 void release_operation::end_early(early_end how) noexcept {
   answer(make_error(early_failure(how)));
+}
+
+void release_operation::on_settled() noexcept {
+  if (writes(mode_))
+    ref_.memory()->end_write();
 }
 
 caf::expected<issue_outcome> release_operation::issue(part&, lane&) {

@@ -175,6 +175,7 @@ public:
 
 protected:
   void end_early(early_end how) noexcept override;
+  void on_settled() noexcept override;
 
 private:
   any_gpu_ref ref_;

@@ -10,6 +10,8 @@ namespace troupe::detail {
 
 caf::error indeterminate(const caf::error& cause) {
   auto why = failure_of(cause).value_or(failure{});
+  if (why.code == errc::indeterminate) // it says why already
+    return cause;
   why.detail = "a failed operation was writing this buffer (" + describe(cause) + ")";
   why.cause = cause_of(cause).value_or(errc::internal);
   why.code = errc::indeterminate;
@@ -78,9 +80,10 @@ buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64
 
 buffer::buffer(std::shared_ptr<device_state> home, std::uint64_t id, std::uint64_t generation,
                borrowed_memory memory)
-    : read_only_(memory.read_only), has_no_peers_(memory.has_no_peers), generation_(generation),
-      incarnation_(home->incarnation()), home_(std::move(home)), id_(id), address_(memory.address),
-      size_bytes_(memory.size_bytes), give_back_(std::move(memory.give_back)) {}
+    : read_only_(memory.read_only), has_no_peers_(memory.has_no_peers),
+      unfinished_(memory.unfinished), generation_(generation), incarnation_(home->incarnation()),
+      home_(std::move(home)), id_(id), address_(memory.address), size_bytes_(memory.size_bytes),
+      give_back_(std::move(memory.give_back)) {}
 
 buffer::~buffer() {
   home_->change_acquired(-(acquired_for_reading + (acquired_for_writing ? 1 : 0)));
@@ -141,24 +144,32 @@ void buffer::mark(const unreadable_range& x) {
   if (x.begin >= x.end)
     return;
   std::lock_guard lock{unreadable_mutex_};
-  std::vector<unreadable_range> marked; // the ranges that now make up [x.begin, x.end)
+  std::vector<unreadable_range> now; // the ranges that make up [x.begin, x.end)
   auto at = x.begin;
   for (auto& old : cut_out(unreadable_, x.begin, x.end)) {
     if (at < old.begin)
-      marked.push_back({at, old.begin, x.cause, x.skipped_by});
+      now.push_back({at, old.begin, x.cause, x.skipped_by});
     at = old.end;
     if (x.half_written() && !old.half_written())
       old = {old.begin, old.end, x.cause, x.skipped_by};
     else if (!old.half_written() && old.skipped_by != x.skipped_by)
       old.skipped_by = unreadable_range::several;
-    marked.push_back(std::move(old));
+    now.push_back(std::move(old));
   }
   if (at < x.end)
-    marked.push_back({at, x.end, x.cause, x.skipped_by});
+    now.push_back({at, x.end, x.cause, x.skipped_by});
   insert_moved(unreadable_,
-               std::ranges::lower_bound(unreadable_, x.begin, {}, &unreadable_range::begin),
-               marked);
-  has_unreadable_.store(true, std::memory_order_release);
+               std::ranges::lower_bound(unreadable_, x.begin, {}, &unreadable_range::begin), now);
+  note_marks();
+}
+
+void buffer::note_marks() noexcept {
+  const bool any = !unreadable_.empty();
+  has_unreadable_.store(any, std::memory_order_release);
+  if (unfinished_ != nullptr && any)
+    unfinished_->fetch_or(marked);
+  else if (unfinished_ != nullptr)
+    unfinished_->fetch_and(~marked);
 }
 
 std::vector<unreadable_range> buffer::mark_overwritten(std::size_t begin, std::size_t end,
@@ -167,23 +178,27 @@ std::vector<unreadable_range> buffer::mark_overwritten(std::size_t begin, std::s
     return {};
   std::lock_guard lock{unreadable_mutex_};
   auto overwritten = cut_out(unreadable_, begin, end, which);
-  has_unreadable_.store(!unreadable_.empty(), std::memory_order_release);
+  note_marks();
   return overwritten;
 }
 
 void buffer::take(locked, access_mode mode) noexcept {
-  if (writes(mode))
+  if (writes(mode)) {
     acquired_for_writing = true;
-  else
+    begin_write();
+  } else {
     ++acquired_for_reading;
+  }
   home_->change_acquired(1);
 }
 
 void buffer::give_back(locked, access_mode mode) noexcept {
-  if (writes(mode))
+  if (writes(mode)) {
     acquired_for_writing = false;
-  else
+    end_write();
+  } else {
     --acquired_for_reading;
+  }
   home_->change_acquired(-1);
 }
 

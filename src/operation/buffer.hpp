@@ -139,6 +139,8 @@ struct borrowed_memory {
   std::size_t size_bytes = 0;
   bool read_only = false;
   bool has_no_peers = false; ///< other devices do not reach it
+  /// A word that the lender reads, as `buffer::begin_write` says; null: none.
+  std::atomic<std::uint64_t>* unfinished = nullptr;
   /// Called with the marked ranges when this process no longer uses it. @thread the lane, or any
   std::function<void(std::vector<unreadable_range>)> give_back;
 };
@@ -197,6 +199,23 @@ public:
     return mark_overwritten(begin, end, &which);
   }
 
+  /// Counts a use that writes, or a hold for writing, in the lender's word, until `end_write`. The
+  /// word also has `marked` while the memory has marks. It is never 0 while work that was issued
+  /// may write to the memory, nor while a byte is not what the program asked for. So if the process
+  /// ends, and the word is 0 then, the memory is complete. Does nothing without a word.
+  /// To be called before the work can be issued.
+  void begin_write() noexcept {
+    if (unfinished_ != nullptr)
+      unfinished_->fetch_add(1);
+  }
+  /// To be called when the work is over, and its marks are set. A part that uses borrowed memory
+  /// has `part::several_generations`.
+  void end_write() noexcept {
+    if (unfinished_ != nullptr)
+      unfinished_->fetch_sub(1);
+  }
+  static constexpr std::uint64_t marked = std::uint64_t{1} << 63;
+
   /// The uses of this buffer; under the admission lock.
   access_list accesses;
   /// The number of uses so far that write; under the admission lock.
@@ -224,10 +243,13 @@ public:
 private:
   std::vector<unreadable_range> mark_overwritten(std::size_t begin, std::size_t end,
                                                  const skipped_reads* which);
+  /// Publishes whether there are marks. Under `unreadable_mutex_`.
+  void note_marks() noexcept;
 
   std::atomic<bool> has_unreadable_{false};
   const bool read_only_ = false;
   const bool has_no_peers_ = false;
+  std::atomic<std::uint64_t>* const unfinished_ = nullptr; ///< null: no lender reads it
   std::uint64_t generation_;
   const std::uint64_t incarnation_ = 0; ///< of borrowed memory: that of the device; else 0
   const std::shared_ptr<device_state> home_;

@@ -476,6 +476,9 @@ operation::settle(std::vector<std::shared_ptr<operation>>& follow_up) noexcept {
     for (auto& p : parts())
       p.end_drop();
   overwritten_.clear();
+  for (auto& u : uses_) // a look at the part takes no cache line of a buffer
+    if (u.writes && parts()[u.part].generation == part::several_generations)
+      u.memory->end_write();
   uses_.clear(); // the requester may drop the last handles after the answer
   if (!cause)
     answer({});

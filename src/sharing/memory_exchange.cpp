@@ -87,7 +87,8 @@ void memory_exchange::take_offer(const any_gpu_ref& what) {
   owner_.deadlines().cancel_call(taken.mapped().timer);
 }
 
-void memory_exchange::lend(int to, const memory_note& note) {
+void memory_exchange::lend(int to, const memory_note& note,
+                           std::optional<std::uint64_t> of_process) {
   auto what = any_gpu_ref::resolve(note.token);
   if (!what)
     return refuse(to, note.number, what.error());
@@ -105,6 +106,10 @@ void memory_exchange::lend(int to, const memory_note& note) {
   const auto incarnation = home.live_incarnation();
   if (incarnation == 0)
     return refuse(to, note.number, claim_error(errc::unavailable, to, device_is(home.phase())));
+  if (of_process && *of_process != incarnation)
+    return; // that process is gone
+  if (postpone(to, note, *what->memory(), incarnation))
+    return;
   auto how = std::make_shared<lend_operation>("claim", *what, note.mode);
   how->parts()[0].on = on->get();
   bool is_new = false;
@@ -129,6 +134,26 @@ void memory_exchange::lend(int to, const memory_note& note) {
   owner_.start(how);
 }
 
+/// Without it, the claims of a lost process's successor would be refused (errc::buffer_acquired).
+bool memory_exchange::postpone(int to, const memory_note& note, const buffer& memory,
+                               std::uint64_t incarnation) {
+  std::lock_guard lock{mutex_};
+  auto& x = lost_[to];
+  const bool is_there = x.ending != 0 || std::ranges::any_of(x.all, [&](const lent& y) {
+                          return y.how->ref().memory().get() == &memory;
+                        });
+  if (!is_there || x.waiting.size() >= most_loans)
+    return false;
+  x.waiting.push_back({note, incarnation});
+  return true;
+}
+
+bool memory_exchange::forget_postponed(loan which) {
+  std::lock_guard lock{mutex_};
+  return std::erase_if(lost_[which.first].waiting,
+                       [&](const postponed& x) { return x.claim.number == which.second; }) != 0;
+}
+
 void memory_exchange::lend_over(loan which, const lend_operation& how) {
   if (auto why = how.error()) {
     if (take_lent(which))
@@ -137,6 +162,12 @@ void memory_exchange::lend_over(loan which, const lend_operation& how) {
   }
   auto& what = how.ref();
   auto lease = std::make_unique<memory_lease>(what.memory(), how.mode());
+  auto word =
+      how.mode() == access_mode::read
+          ? nullptr
+          : owner_.backend().take_word(which.first, how.unreadable().empty() ? 0 : buffer::marked);
+  memory_note reply{.what = memory_note::kind::lent, .number = which.second};
+  reply.word = word ? word->number : 0;
   {
     std::lock_guard lock{mutex_};
     auto& all = lent_[which.first];
@@ -144,9 +175,9 @@ void memory_exchange::lend_over(loan which, const lend_operation& how) {
     if (i == all.end() || what.memory()->home().live_incarnation() != i->second.incarnation)
       return; // the claim was taken back, or its process is lost
     i->second.lease = std::move(lease);
+    i->second.word = std::move(word); // of that process: no other one had the device meanwhile
   }
   take_offer(what);
-  memory_note reply{.what = memory_note::kind::lent, .number = which.second};
   reply.address = reinterpret_cast<std::uintptr_t>(what.memory()->address()) + what.offset();
   for (auto& x : how.unreadable())
     reply.unreadable.push_back(
@@ -165,6 +196,8 @@ std::optional<memory_exchange::lent> memory_exchange::take_lent(loan which) {
 }
 
 void memory_exchange::take_back(loan which, const std::vector<unreadable_range>& unreadable) {
+  if (forget_postponed(which))
+    return;
   auto x = take_lent(which);
   if (!x)
     return;
@@ -290,6 +323,13 @@ void memory_exchange::borrow(const memory_note& note) {
   what.address = reinterpret_cast<void*>(static_cast<std::uintptr_t>(note.address));
   what.size_bytes = x.token.count * size_of(x.token.type);
   what.read_only = x.mode == access_mode::read;
+  what.unfinished = note.word != 0 ? owner_.backend().find_word(note.word) : nullptr;
+  if (note.word != 0 && what.unfinished == nullptr) {
+    give_back(device, note.number, note.unreadable);
+    x.to->answer(
+        claim_error(errc::internal, device, "the other process named a word of no memory"));
+    return;
+  }
   auto kept = owner_.backend().keep_for_peers(device, what.address, what.size_bytes);
   what.has_no_peers = kept == nullptr;
   what.give_back = later([device, number = note.number, kept = std::move(kept)](
@@ -402,14 +442,35 @@ bool memory_exchange::has_ended(const lent& x) noexcept {
 }
 
 void memory_exchange::on_lost_work_over(int ordinal) {
-  std::vector<lent> over; // destroyed without the lock
+  std::vector<lent> over;
   {
     std::lock_guard lock{mutex_};
-    over.swap(lost_[ordinal]);
+    over.swap(lost_[ordinal].all);
+    ++lost_[ordinal].ending;
   }
-  for (auto& x : over)
-    if (auto& what = x.how->ref(); x.lease && x.how->mode() != access_mode::read && !what.stale())
-      what.memory()->mark({what.offset(), what.offset() + what.size_bytes(), x.loss});
+  for (auto& x : over) {
+    auto& what = x.how->ref();
+    if (!x.lease || x.how->mode() == access_mode::read || what.stale())
+      continue;
+    const auto begin = what.offset();
+    const auto end = begin + what.size_bytes();
+    if (x.word && x.word->value->load() == 0) // complete, as `buffer::begin_write` says
+      what.memory()->mark_overwritten(begin, end);
+    else
+      what.memory()->mark({begin, end, x.loss});
+  }
+  over.clear(); // ends the leases, without the lock
+  std::vector<postponed> waiting;
+  {
+    std::lock_guard lock{mutex_};
+    auto& x = lost_[ordinal];
+    if (--x.ending == 0)
+      waiting.swap(x.waiting);
+  }
+  for (auto& x : waiting)
+    do_soon(ordinal, [ordinal, x = std::move(x)](memory_exchange& self) {
+      self.lend(ordinal, x.claim, x.incarnation);
+    });
 }
 
 void memory_exchange::on_devices_closed(const caf::error& why) {
@@ -427,7 +488,7 @@ void memory_exchange::on_devices_closed(const caf::error& why) {
           // Reads of a lost process make no difference.
           const auto& how = *now->second.how;
           const bool is_over = how.ref().stale() || how.mode() == access_mode::read;
-          auto& to = is_over ? loans : lost_[ordinal];
+          auto& to = is_over ? loans : lost_[ordinal].all;
           now->second.loss = how.ref().memory()->home().reason();
           to.push_back(std::move(now->second));
           all.erase(now);

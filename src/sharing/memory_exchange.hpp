@@ -5,6 +5,7 @@
 #include "runtime/runtime.hpp"
 #include "sharing/lend_operation.hpp"
 #include "sharing/memory_note.hpp"
+#include <troupe/backend.hpp>
 #include <troupe/gpu_ref.hpp>
 #include <troupe/launch.hpp>
 
@@ -43,7 +44,8 @@ public:
   /// Drops claims, loans and offers on a device that closed because of `why`. Its memory is gone,
   /// and perhaps the process that had it.
   void on_devices_closed(const caf::error& why) override;
-  /// Takes back the memory that the lost processes had, and marks what they could write.
+  /// Takes back the memory that the lost processes had. Marks what they could write, except memory
+  /// that they have left complete.
   void on_lost_work_over(int ordinal) override;
   /// Stops all notes to other processes. Called first when the runtime closes.
   void on_close() noexcept override;
@@ -63,6 +65,19 @@ private:
     std::unique_ptr<memory_lease> lease; ///< set once the memory is lent
     std::uint64_t incarnation = 0;       ///< of the process that has it
     caf::error loss = {};                ///< why that process ended
+    /// Where the process notes what it writes; null: it does not.
+    std::shared_ptr<const shared_word> word = {};
+  };
+  /// A claim of memory that a lost process had. It waits until the work of that process is over.
+  struct postponed {
+    memory_note claim;
+    std::uint64_t incarnation = 0; ///< of the process that claims
+  };
+  /// What was lent to lost processes of one device.
+  struct lost_loans {
+    std::vector<lent> all;
+    std::size_t ending = 0; ///< threads that end loans, which are not in `all` any more
+    std::vector<postponed> waiting;
   };
   struct offered {
     any_gpu_ref what;
@@ -84,7 +99,11 @@ private:
   std::optional<claimed> take_claim(std::uint64_t number);
   void borrow(const memory_note& note);
   void give_back(int device, std::uint64_t number, std::vector<unreadable_range> unreadable);
-  void lend(int to, const memory_note& note);
+  /// `of_process`: incarnation of the process that claims; none: the present one.
+  void lend(int to, const memory_note& note, std::optional<std::uint64_t> of_process = {});
+  /// Lets a claim of memory that a lost process had wait. Returns false if it need not.
+  bool postpone(int to, const memory_note& note, const buffer& memory, std::uint64_t incarnation);
+  bool forget_postponed(loan which);
   void lend_over(loan which, const lend_operation& how);
   std::optional<lent> take_lent(loan which);
   void take_back(loan which, const std::vector<unreadable_range>& unreadable);
@@ -104,7 +123,7 @@ private:
   std::uint64_t last_number_;
   std::map<std::uint64_t, claimed> claims_;
   std::map<int, std::map<std::uint64_t, lent>> lent_; ///< by borrower and number of the claim
-  std::map<int, std::vector<lent>> lost_;             ///< was lent to processes that are lost
+  std::map<int, lost_loans> lost_;                    ///< by borrower
   std::multimap<const buffer*, offered> offers_;
   std::map<int, post> posts_;
 };

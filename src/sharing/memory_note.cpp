@@ -49,7 +49,7 @@ void wire_fields(auto& wire, message_of<memory_note> auto& x) {
     wire(x.token, x.mode);
     return wire.require(x.mode <= access_mode::read_write);
   case memory_note::kind::lent:
-    return wire(x.address, x.unreadable);
+    return wire(x.address, x.word, x.unreadable);
   case memory_note::kind::refused:
     return wire(x.why);
   case memory_note::kind::given_back:

@@ -16,7 +16,8 @@ namespace troupe::detail {
 struct memory_note {
   enum class kind : std::uint8_t {
     claim = 1,  ///< asks to use the memory of `token` in `mode`
-    lent,       ///< granted: it is at `address`, indeterminate or skipped in `unreadable`
+    lent,       ///< granted: it is at `address`, indeterminate or skipped in `unreadable`; with a
+                ///< `word` in which the borrower notes what it writes (`buffer::begin_write`)
     refused,    ///< not granted, because of `why`
     given_back, ///< the sender no longer uses or wants the memory, which it leaves indeterminate or
                 ///< skipped in `unreadable`
@@ -29,6 +30,7 @@ struct memory_note {
   access_mode mode = access_mode::read;
   std::uint64_t address = 0;
   caf::error why = {};
+  std::uint32_t word = 0;                        ///< as `shared_word::number`; 0: none
   std::vector<unreadable_range> unreadable = {}; ///< offsets from the first lent byte
 };
 

@@ -81,8 +81,9 @@ auto fields_of(const gpu_token& x) {
 }
 
 ::testing::AssertionResult same(const memory_note& x, const memory_note& y) {
-  if (x.what != y.what || x.number != y.number || x.mode != y.mode || x.address != y.address)
-    return ::testing::AssertionFailure() << "another kind, number, mode or address";
+  if (x.what != y.what || x.number != y.number || x.mode != y.mode || x.address != y.address ||
+      x.word != y.word)
+    return ::testing::AssertionFailure() << "another kind, number, mode, address or word";
   if (fields_of(x.token) != fields_of(y.token))
     return ::testing::AssertionFailure() << "another token";
   if (x.unreadable.size() != y.unreadable.size())
@@ -119,6 +120,7 @@ memory_note some_note(kind what) {
     break;
   case kind::lent:
     x.address = 0x7f00deadbeef0000;
+    x.word = 256;
     x.unreadable = some_unreadable();
     break;
   case kind::refused:
@@ -242,8 +244,10 @@ TEST(MemoryNote, WithMoreWoundsThanItTellsIsNone) {
     for (const std::uint32_t count :
          {1u, 2u, 1u << 16, std::numeric_limits<std::uint32_t>::max()}) {
       auto x = begun(what);
-      if (what == kind::lent)
+      if (what == kind::lent) {
         x.put(std::uint64_t{0});
+        x.put(std::uint32_t{0});
+      }
       x.put(count);
       EXPECT_FALSE(memory_note_of(note_of(x))) << count;
     }

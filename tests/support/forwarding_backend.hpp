@@ -137,6 +137,12 @@ public:
                                              std::size_t size_bytes) noexcept override {
     return inner_->keep_for_peers(ordinal, memory, size_bytes);
   }
+  std::shared_ptr<const shared_word> take_word(int ordinal, std::uint64_t value) noexcept override {
+    return inner_->take_word(ordinal, value);
+  }
+  std::atomic<std::uint64_t>* find_word(std::uint32_t number) noexcept override {
+    return inner_->find_word(number);
+  }
   caf::error admit_memory(int ordinal, void* memory, std::size_t size_bytes) noexcept override {
     return inner_->admit_memory(ordinal, memory, size_bytes);
   }

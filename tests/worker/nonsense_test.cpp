@@ -9,6 +9,7 @@
 #include "worker/parent/worker_link.hpp"
 #include "worker/protocol/command_ring.hpp"
 #include "worker/worker_support.hpp"
+#include <troupe/worker_program.hpp>
 
 #include <gtest/gtest.h>
 
@@ -249,41 +250,76 @@ TEST(Nonsense, MessagesOfAWorkerLoseItAlone) {
   EXPECT_GT(lost, 1600);
 }
 
-TEST(Nonsense, NotesOfProgramsCostNoMoreThanTheirBytes) {
-  using detail::program_note;
-  const auto before = most_memory();
-  dice any{14};
-  program_note note;
-  note.what = program_note::kind::ended;
+detail::program_note some_program_note(detail::program_note::kind what) {
+  detail::program_note note;
+  note.what = what;
   note.view.name = "some world";
   note.view.members = {{0, 1, 2}, {1, 0, 3}};
   note.view.reason = make_error(errc::stalled, "it stands still");
   note.program = "some program";
   note.bytes = {1, 2, 3};
   note.why = make_error(errc::launch_failed, "it shall fail");
-  const auto right = to_bytes(note);
-  const auto same = detail::program_note_of(right);
-  ASSERT_TRUE(same);
-  EXPECT_EQ(to_bytes(*same), right);
-  EXPECT_EQ(same->view.members, note.view.members);
-  EXPECT_EQ(same->bytes, note.bytes);
-  EXPECT_EQ(describe(same->why), describe(note.why));
-  for (std::size_t cut = 0; cut < right.size(); ++cut)
-    EXPECT_FALSE(detail::program_note_of(std::span{right}.first(cut)));
-  int refused = 0;
-  for (int i = 0; i < 20'000; ++i) {
-    auto wrong = right;
-    if (any.one_in(10)) {
-      wrong = any.bytes(any.below(400));
-    } else {
-      const auto at = any.below(wrong.size() - 4);
-      for (auto k = at; k < at + 1 + any.below(4); ++k)
-        wrong[k] = any.one_in(2) ? std::byte{0xff} : static_cast<std::byte>(any.below(256));
+  note.number = 12;
+  note.name = "weights";
+  note.memory = {1, 2, 3, 4, dtype::float64, 5, 6};
+  return note;
+}
+
+TEST(Nonsense, NotesOfProgramsCostNoMoreThanTheirBytes) {
+  using detail::program_note;
+  const auto before = most_memory();
+  dice any{14};
+  for (const auto what : {program_note::kind::ended, program_note::kind::keep}) {
+    const auto note = some_program_note(what);
+    const auto right = to_bytes(note);
+    const auto same = detail::program_note_of(right);
+    ASSERT_TRUE(same);
+    if (what == program_note::kind::ended) { // else there is padding in it
+      EXPECT_EQ(to_bytes(*same), right);
     }
-    refused += detail::program_note_of(wrong) ? 0 : 1;
+    EXPECT_EQ(same->view.members, note.view.members);
+    EXPECT_EQ(same->bytes, note.bytes);
+    EXPECT_EQ(describe(same->why), describe(note.why));
+    for (std::size_t cut = 0; cut < right.size(); ++cut)
+      EXPECT_FALSE(detail::program_note_of(std::span{right}.first(cut)));
+    int refused = 0;
+    for (int i = 0; i < 20'000; ++i) {
+      auto wrong = right;
+      if (any.one_in(10)) {
+        wrong = any.bytes(any.below(400));
+      } else {
+        const auto at = any.below(wrong.size() - 4);
+        for (auto k = at; k < at + 1 + any.below(4); ++k)
+          wrong[k] = any.one_in(2) ? std::byte{0xff} : static_cast<std::byte>(any.below(256));
+      }
+      refused += detail::program_note_of(wrong) ? 0 : 1;
+    }
+    EXPECT_GT(refused, 5000);
   }
-  EXPECT_GT(refused, 5000);
   EXPECT_LT(most_memory() - before, 50 << 10);
+}
+
+TEST(Nonsense, RequestsOfProgramsForMemoryAreChecked) {
+  using detail::program_note;
+  for (const auto what : {program_note::kind::keep, program_note::kind::kept}) {
+    const auto note = some_program_note(what);
+    const auto same = detail::program_note_of(to_bytes(note));
+    ASSERT_TRUE(same);
+    EXPECT_EQ(same->number, note.number);
+    EXPECT_EQ(same->name, note.name);
+    EXPECT_EQ(same->memory, note.memory);
+    const auto is_refused = [&](auto change) {
+      auto wrong = note;
+      change(wrong);
+      return !detail::program_note_of(to_bytes(wrong));
+    };
+    EXPECT_TRUE(is_refused([](program_note& x) { x.name.clear(); }));
+    EXPECT_TRUE(is_refused([](program_note& x) { x.name.assign(most_kept_name_bytes + 1, 'x'); }));
+    EXPECT_TRUE(is_refused([](program_note& x) { x.memory.count = 0; }));
+    EXPECT_TRUE(is_refused([](program_note& x) { x.memory.count = SIZE_MAX / 4; }));
+    EXPECT_TRUE(is_refused([](program_note& x) { x.memory.type = static_cast<dtype>(99); }));
+    EXPECT_TRUE(is_refused([](program_note& x) { x.what = static_cast<program_note::kind>(12); }));
+  }
 }
 
 TEST(Nonsense, RepliesInTheAreaLoseTheWorkerAlone) {

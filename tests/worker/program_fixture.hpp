@@ -26,11 +26,17 @@ protected:
   void start(system_options where, world_program what, world_limits limits = {}) {
     system_.emplace(std::move(where));
     self_.emplace(system_->get());
+    limits_ = limits;
+    program_ = std::move(what);
+    open_world();
+  }
+  /// Opens the world, or another one like it.
+  void open_world() {
     world_config config;
-    config.limits = limits;
+    config.limits = limits_;
     config.limits.restarts = 1000;
     config.limits.restart_backoff = 1ms;
-    config.program = std::move(what);
+    config.program = program_;
     config.devices = system_->ordinals();
     config.collectives = collectives_;
     actor_ = must(spawn_nccl_world(*system_, config));
@@ -71,6 +77,8 @@ protected:
   caf::error kill(int ordinal) { return kill_worker(must(device::open(*system_, ordinal))); }
 
   collectives_policy collectives_ = collectives_of_run(); ///< set before `start`
+  world_limits limits_;
+  world_program program_;
   std::optional<test_system> system_;
   std::optional<caf::scoped_actor> self_;
   caf::actor actor_;

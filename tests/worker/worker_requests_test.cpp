@@ -2,6 +2,7 @@
 
 #include "foundation/wire.hpp"
 #include "support/expect.hpp"
+#include "worker/child/guest_backend.hpp"
 #include "worker/parent/remote_device.hpp"
 #include "worker/parent/worker_backend.hpp"
 #include "worker/parent/worker_link.hpp"
@@ -20,6 +21,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -320,6 +322,44 @@ TEST_F(WorkerRequests, TheWorkOfALostProgramIsOverWhenItsCommunicatorHasEnded) {
   EXPECT_FALSE(is_over());
   EXPECT_TRUE(is_ok(all_.abort(std::move(ranks))));
   EXPECT_TRUE(is_over());
+}
+
+TEST_F(WorkerRequests, AWorkerHasAWordForSoManyClaims) {
+  EXPECT_EQ(all_.take_word(0, 1), nullptr) << "its memory is not kept";
+  workers_->current(0)->set_slab_granularity(4096);
+  std::set<std::uint32_t> numbers;
+  std::set<const void*> words;
+  std::vector<std::shared_ptr<const shared_word>> all;
+  for (std::size_t i = 0; i < detail::link_area::word_count; ++i) {
+    all.push_back(all_.take_word(0, i));
+    ASSERT_NE(all.back(), nullptr);
+    EXPECT_EQ(all.back()->value->load(), i);
+    numbers.insert(all.back()->number);
+    words.insert(all.back()->value);
+  }
+  EXPECT_EQ(*numbers.begin(), 1u);
+  EXPECT_EQ(*numbers.rbegin(), all.size());
+  EXPECT_EQ(words.size(), all.size());
+  EXPECT_EQ(all_.take_word(0, 1), nullptr);
+  const auto number = all[7]->number;
+  all[7].reset();
+  all[7] = all_.take_word(0, 5);
+  ASSERT_NE(all[7], nullptr);
+  EXPECT_EQ(all[7]->number, number);
+  EXPECT_EQ(all[7]->value->load(), 5u);
+}
+
+TEST_F(WorkerRequests, AProgramFindsTheWordsThatThereAre) {
+  std::array<std::atomic<std::uint64_t>, 3> words{};
+  detail::guest_options options;
+  options.executes = make_host_backend({.devices = 1});
+  options.words = words;
+  detail::guest_backend guest{std::move(options)};
+  EXPECT_EQ(guest.find_word(0), nullptr);
+  EXPECT_EQ(guest.find_word(1), words.data());
+  EXPECT_EQ(guest.find_word(3), &words[2]);
+  EXPECT_EQ(guest.find_word(4), nullptr);
+  EXPECT_EQ(guest.find_word(UINT32_MAX), nullptr);
 }
 
 TEST_F(WorkerRequests, RanksThatTheParentDrivesAreNotClosedByTheirWorkers) {

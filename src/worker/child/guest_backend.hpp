@@ -6,8 +6,10 @@
 #include "worker/protocol/protocol.hpp"
 #include <troupe/backend.hpp>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -91,6 +93,7 @@ struct guest_options {
   /// Sends bytes to the parent. @thread any
   std::function<caf::error(std::span<const std::byte>)> tell;
   std::shared_ptr<guest_memory> memory; ///< what the parent lends; null: the process has its own
+  std::span<std::atomic<std::uint64_t>> words = {}; ///< `link_area::unfinished`
 };
 
 class guest_backend final : public backend {
@@ -107,6 +110,9 @@ public:
   bool shares_adopted_memory() const noexcept override { return false; }
   std::shared_ptr<const void> keep_for_peers(int, const void*, std::size_t) noexcept override {
     return options_.memory; // the parent's lease keeps what is lent to this process
+  }
+  std::atomic<std::uint64_t>* find_word(std::uint32_t number) noexcept override {
+    return number != 0 && number <= options_.words.size() ? &options_.words[number - 1] : nullptr;
   }
   /// Returns false: the parent supervises the device.
   bool allows_reset() const noexcept override { return false; }

@@ -8,6 +8,7 @@
 #include "foundation/never_destroyed.hpp"
 #include "foundation/process_note.hpp"
 #include "foundation/start_thread.hpp"
+#include "sharing/memory_exchange.hpp" // for memory_exchange::claim
 #include "sharing/memory_note.hpp"
 #include "worker/protocol/protocol.hpp"
 #include <troupe/detail/user_call.hpp>
@@ -84,6 +85,7 @@ program_host::~program_host() {
     over.swap(over_);
   }
   for (auto& [number, x] : worlds) {
+    x.kept->end(); // an actor or a factory may wait there
     if (x.actor)
       caf::anon_send_exit(x.actor, caf::exit_reason::user_shutdown);
     x.core->close(world_phase::shut_down, make_error(errc::unavailable, "the worker ends"));
@@ -161,10 +163,16 @@ caf::actor program_host::begin(const program_note& note, const world& over) {
     x.bytes = std::move(bytes);
     return send(x);
   };
+  auto kept = kept_of(number);
+  if (!kept)
+    return {}; // the world has ended
+  auto keep = [kept](const std::string& name, dtype type, std::size_t count) {
+    return kept->keep(name, type, count);
+  };
   caf::actor actor;
   auto why = call_user(errc::unavailable, "the program's factory", [&] {
     actor = (*factory)(program_place{*system_->actors, over.rank(static_cast<std::size_t>(rank)),
-                                     note.bytes, std::move(report)});
+                                     note.bytes, std::move(report), std::move(keep)});
   });
   if (actor) {
     actor->attach_functor([ended](const caf::error& reason) {
@@ -178,6 +186,32 @@ caf::actor program_host::begin(const program_note& note, const world& over) {
     why = make_error(errc::unavailable, "the program's factory made no actor");
   ended(why);
   return {};
+}
+
+std::shared_ptr<kept_buffers> program_host::make_kept(const program_note& of) {
+  auto owner = *(*system_core::of(*system_->actors))->runtime();
+  kept_buffers::options options;
+  options.first_number = owner->node();
+  options.ask = [this, number = of.world, rank = of.rank](program_note x) {
+    x.world = number;
+    x.rank = rank;
+    return send(x);
+  };
+  options.claim = [owner = std::weak_ptr{owner},
+                   on = system_->driver->shared_state()](const gpu_token& token) {
+    auto alive = owner.lock();
+    // For writing alone: a claim for reading, too, is refused if a part is indeterminate.
+    return alive ? alive->memory().claim(on, token, access_mode::write, clock::time_point::max())
+                 : refused_operation<any_gpu_ref>(
+                       "claim", make_error(errc::unavailable, "the actor system has ended"));
+  };
+  return std::make_shared<kept_buffers>(std::move(options));
+}
+
+std::shared_ptr<kept_buffers> program_host::kept_of(std::uint64_t number) {
+  std::lock_guard lock{mutex_};
+  const auto i = worlds_.find(number);
+  return i == worlds_.end() ? nullptr : i->second.kept;
 }
 
 caf::expected<program_host::hosted*> program_host::provide(const program_note& note) {
@@ -196,6 +230,7 @@ caf::expected<program_host::hosted*> program_host::provide(const program_note& n
   auto owner = (*system_core::of(*system_->actors))->runtime();
   hosted x;
   x.rank = note.rank;
+  x.kept = make_kept(note);
   const auto policy =
       note.way == collective_way::direct ? collectives_policy::direct : collectives_policy::nccl;
   x.core = std::make_shared<world_core>(*owner, note.view.name, std::move(lanes), limits, policy,
@@ -384,6 +419,7 @@ void program_host::received_program_note(std::span<const std::byte> what) {
     return;
   auto actor = i->second.actor;
   auto core = i->second.core;
+  auto kept = i->second.kept;
   if (kind == program_note::kind::stop)
     worlds_.erase(i);
   else if (kind == program_note::kind::fail_epoch) // `close` then need not end the epoch again
@@ -400,7 +436,13 @@ void program_host::received_program_note(std::span<const std::byte> what) {
       detail::anon_send(actor, program_message{note->rank, std::move(note->bytes)});
     tell_ready(note->world);
     break;
+  case program_note::kind::kept:
+  case program_note::kind::kept_new:
+  case program_note::kind::not_kept:
+    kept->answered(std::move(*note));
+    break;
   case program_note::kind::stop:
+    kept->end();
     if (actor)
       caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
     core->close(world_phase::shut_down, make_error(errc::unavailable, "the world was shut down"));

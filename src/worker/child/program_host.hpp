@@ -4,6 +4,7 @@
 #include "actors/program_note.hpp"
 #include "actors/supervised.hpp"
 #include "worker/child/guest_backend.hpp"
+#include "worker/child/kept_buffers.hpp"
 #include <troupe/config.hpp>
 #include <troupe/worker_program.hpp>
 
@@ -54,6 +55,7 @@ private:
     caf::actor actor; ///< null before the program has begun, or if it could not begin
     std::vector<program_message> early;               ///< messages from before the begin
     std::map<communicator_key, std::uint64_t> epochs; ///< epochs of the adopted ranks
+    std::shared_ptr<kept_buffers> kept;
   };
   struct system; ///< created on first use
 
@@ -61,6 +63,8 @@ private:
   bool has_system();
   caf::expected<hosted*> provide(const program_note& note);
   void begin_soon(program_note note, std::shared_ptr<world_core> core);
+  std::shared_ptr<kept_buffers> make_kept(const program_note& of);
+  std::shared_ptr<kept_buffers> kept_of(std::uint64_t number);
   caf::actor begin(const program_note& note, const world& over);
   void has_begun(std::uint64_t number, const caf::actor& actor);
   /// Tells the parent that the program of that world can take a message.

@@ -426,6 +426,12 @@ std::shared_ptr<const void> worker_backend::keep_for_peers(int ordinal, const vo
   return of && worker ? of->keep_lent(*worker, memory, size_bytes) : nullptr;
 }
 
+std::shared_ptr<const shared_word> worker_backend::take_word(int ordinal,
+                                                             std::uint64_t value) noexcept {
+  const auto worker = pool_->current(ordinal);
+  return worker ? worker->take_word(value) : nullptr;
+}
+
 // -- direct communicators
 
 bool worker_backend::can_be_direct(std::span<const int> ordinals) const noexcept {

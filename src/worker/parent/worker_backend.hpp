@@ -33,6 +33,7 @@ public:
                                           std::span<const local_rank> ranks) noexcept override;
   std::shared_ptr<const void> keep_for_peers(int ordinal, const void* memory,
                                              std::size_t size_bytes) noexcept override;
+  std::shared_ptr<const shared_word> take_word(int ordinal, std::uint64_t value) noexcept override;
   bool can_be_direct(std::span<const int> ordinals) const noexcept override;
   caf::expected<communicator_ranks>
   build_direct(std::span<const local_rank> ranks) noexcept override;

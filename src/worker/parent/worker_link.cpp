@@ -4,6 +4,7 @@
 #include "foundation/spin.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace troupe::detail {
@@ -51,6 +52,8 @@ worker_link::worker_link(int device, link_area& area, std::shared_ptr<void> keep
   free_events_.reserve(link_area::event_count);
   for (auto i = link_area::event_count; i > 0; --i)
     free_events_.push_back(i - 1);
+  free_words_.resize(link_area::word_count);
+  std::iota(free_words_.rbegin(), free_words_.rend(), 1u);
 }
 
 // -- the lane
@@ -134,6 +137,30 @@ std::optional<std::uint64_t> worker_link::take_event() noexcept {
 void worker_link::give_back_event(std::uint64_t event) noexcept { free_events_.push_back(event); }
 
 // -- any thread
+
+std::shared_ptr<const shared_word> worker_link::take_word(std::uint64_t value) {
+  if (slab_granularity_ == 0)
+    return nullptr;
+  shared_word x;
+  {
+    const std::lock_guard lock{mutex_};
+    if (free_words_.empty())
+      return nullptr;
+    x.number = free_words_.back();
+    free_words_.pop_back();
+  }
+  x.value = &area_.unfinished[x.number - 1];
+  x.value->store(value);
+  return {new shared_word{x}, [self = shared_from_this()](const shared_word* word) {
+            self->give_back_word(word->number);
+            delete word;
+          }};
+}
+
+void worker_link::give_back_word(std::uint32_t number) noexcept {
+  const std::lock_guard lock{mutex_};
+  free_words_.push_back(number);
+}
 
 worker_reply worker_link::request(control what, std::span<const std::byte> body,
                                   std::optional<int> descriptor,

@@ -160,6 +160,9 @@ public:
     return area_.done[event];
   }
 
+  /// As `backend::take_word`. A worker of another host shares no memory with this process.
+  std::shared_ptr<const shared_word> take_word(std::uint64_t value);
+
   /// Waits for the reply. After `limit` the worker is given up; 0: none.
   /// @errors errors of the worker; errc::worker_lost
   worker_reply request(control what, std::span<const std::byte> body, std::optional<int> descriptor,
@@ -239,6 +242,7 @@ private:
   void lose(const caf::error& cause, bool kills) noexcept;
   /// Passes on a request of the worker's programs.
   void demanded(const control_head& head, wire_reader& body) noexcept;
+  void give_back_word(std::uint32_t number) noexcept;
   /// Marks all events as done: streams of other devices wait for them.
   void gone() noexcept;
   /// Returns null if there is no such request.
@@ -268,6 +272,7 @@ private:
   std::atomic<bool> lost_{false};
   std::atomic<bool> is_reaped_{false};
   mutable std::mutex mutex_;
+  std::vector<std::uint32_t> free_words_; ///< numbers: indices in `link_area::unfinished` plus 1
   caf::error why_;
   std::uint64_t last_request_ = 0;
   struct open_request {

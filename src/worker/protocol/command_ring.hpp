@@ -155,6 +155,8 @@ struct link_area {
   static constexpr std::size_t reply_bytes = std::size_t{16} << 10;
   /// Sufficient: a lane uses a few events per operation in flight.
   static constexpr std::size_t event_count = std::size_t{1} << 14;
+  /// Claims of programs for writing that have a word each. Further claims have none.
+  static constexpr std::size_t word_count = 256;
 
   command_ring_words words;
   alignas(64) std::atomic<std::uint64_t> replied{0}; ///< number of the latest answered command
@@ -166,6 +168,8 @@ struct link_area {
   alignas(64) std::array<std::byte, reply_bytes> reply{};
   /// For each event, the number of its latest completed record. The numbers of records count up.
   alignas(64) std::array<std::atomic<std::uint64_t>, event_count> done{};
+  /// What the worker's programs were writing, for each claim (`backend::take_word`).
+  alignas(64) std::array<std::atomic<std::uint64_t>, word_count> unfinished{};
   alignas(64) std::array<std::byte, command_bytes> commands{};
 };
 
