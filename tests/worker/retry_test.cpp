@@ -50,8 +50,8 @@ std::string path_in(std::span<const std::byte> x) {
 /// process, unless a former one had begun it and `once` is set.
 void hold(const std::string& path, bool once) {
   const bool is_first = !std::filesystem::exists(path);
-  std::ofstream{path} << "begun";
   std::ofstream{path + '.' + std::to_string(getpid())} << "begun";
+  std::ofstream{path} << "begun"; // last: the test goes on when it is there
   while (is_first || !once)
     pause();
 }
