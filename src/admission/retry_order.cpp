@@ -6,6 +6,7 @@
 #include <ranges>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 namespace troupe::detail {
@@ -43,6 +44,25 @@ void retry_order::check(locked lock, std::span<retry> all) {
       if (auto memory = u.memory.lock())
         later[memory.get()] += u.own_writes;
   }
+}
+
+void retry_order::leave_out_waiting(locked lock, std::vector<std::shared_ptr<operation>>& users,
+                                    std::uint64_t last) {
+  std::ranges::sort(users, {}, [](auto& x) { return x->position(); });
+  std::vector<std::shared_ptr<operation>> ended;
+  std::unordered_set<const buffer*> used; // by attempts in `ended`
+  for (auto& x : users) {
+    std::vector<const buffer*> own;
+    if (x->retries() != nullptr)
+      for (auto& u : x->retries()->buffers(lock))
+        own.push_back(u.memory.lock().get());
+    if (x->position() > last &&
+        std::ranges::none_of(own, [&](auto* b) { return used.contains(b); }))
+      continue;
+    used.insert(own.begin(), own.end());
+    ended.push_back(std::move(x));
+  }
+  users = std::move(ended);
 }
 
 } // namespace troupe::detail

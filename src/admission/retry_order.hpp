@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 namespace troupe::detail {
 
@@ -57,6 +58,12 @@ public:
   /// Refuses each attempt whose buffers another request was to write since its former attempt, if
   /// that request is not made again after it. `all` is in order.
   static void check(locked lock, std::span<retry> all);
+  /// Removes from `users`, which are the users of a lost device, what the loss does not end. An
+  /// operation admitted after `last` waits for the device, and is not in the lost process. Of these
+  /// the loss ends only attempts that use a buffer of an earlier request that is made again: they
+  /// could prevent that (`check`), and are made again behind it.
+  static void leave_out_waiting(locked lock, std::vector<std::shared_ptr<operation>>& users,
+                                std::uint64_t last);
 
 private:
   void set_key(locked lock, retry_record& x) noexcept {

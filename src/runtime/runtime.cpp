@@ -506,8 +506,7 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
   auto users = users_of(state.ordinal(), false);
   {
     admission_lock lock;
-    std::erase_if(users,
-                  [&](auto& x) { return x->position() > *last; }); // these wait for the device
+    retry_order::leave_out_waiting(lock, users, *last);
   }
   note_end(why);
   tell_watchers(state.ordinal(), why); // before the operations fail: the lane drops failed ones

@@ -56,10 +56,10 @@ protected:
     void go_on() const { std::ofstream{file} << "go on"; }
   };
   /// Returns when it has begun.
-  held_write hold(const any_gpu_ref& to) {
+  held_write hold(const any_gpu_ref& to, const request_options& options = {}) {
     held_write result{folder_.file("go " + std::to_string(++launches_)), {}};
-    result.done =
-        device_.launch(write_when_told, {result.file.begin(), result.file.end()}, {}, {to});
+    result.done = device_.launch(write_when_told, {result.file.begin(), result.file.end()}, {},
+                                 {to}, options);
     EXPECT_TRUE(eventually([&] { return std::filesystem::exists(result.file + ".begun"); }));
     return result;
   }
@@ -217,6 +217,32 @@ TEST_F(Handover, EndsWithTheLossOfItsDevice) {
   EXPECT_EQ(device_.incarnation(), 2u);
   EXPECT_EQ(must(answer_of(device_.hand_over())), 3u);
   EXPECT_TRUE(holds(device_, beside, elements(count, 6)));
+}
+
+/// A request that waits for the handover, and uses a buffer of an earlier one, is made again behind
+/// that, which otherwise could not be made again.
+TEST_F(Handover, KeepsRequestsThatAreMadeAgainInOrder) {
+  start();
+  auto written = filled(device_, counted(0));
+  auto copied = filled(device_, counted(1));
+  auto beside = filled(device_, counted(5));
+  const auto process = worker_of(device_);
+  const request_options again{.max_retries = 3};
+  const auto held = hold(written, again);
+  auto moved = device_.hand_over();
+  const auto waits = wait_until_begun(beside, elements(count, 6));
+  auto copying = device_.copy(copied, written, again);
+  auto filling = device_.fill(written, 7u, again);
+  auto last = device_.fill(copied, 8u, again); // behind the copy, which waits too
+  kill_now(process);
+  EXPECT_TRUE(has_code(answer_of(moved), errc::worker_lost));
+  must(answer_of(waits));
+  EXPECT_FALSE(held.done.ready());
+  held.go_on();
+  for (const auto& x : {held.done, copying, filling, last})
+    EXPECT_TRUE(is_ok(answer_of(x)));
+  EXPECT_TRUE(holds(device_, written, elements(count, 7)));
+  EXPECT_TRUE(holds(device_, copied, elements(count, 8)));
 }
 
 TEST_F(Handover, EndsWithAReset) {

@@ -1,4 +1,4 @@
-// The memory of devices whose workers are killed at random moments. A model knows what
+// The memory of devices whose workers and spares are killed at random moments. A model knows what
 // each buffer must hold: the result of each request that succeeded, and where one failed, a mark or
 // the content of one of the last requests.
 //
@@ -16,7 +16,9 @@
 #include <chrono>
 #include <cstdio>
 #include <deque>
+#include <map>
 #include <random>
+#include <string>
 #include <thread>
 
 namespace troupe::testing {
@@ -118,11 +120,16 @@ protected:
 
   void kill(std::int64_t process) {
     killed_.insert(process);
+    ++kills_;
     static_cast<void>(::kill(static_cast<pid_t>(process), SIGKILL)); // it may have ended
   }
   void kill_worker_of(std::size_t rank) {
     struck_.insert(rank);
     kill(process_of(rank));
+  }
+  void strike_all() {
+    for (std::size_t rank = 0; rank < world_.size(); ++rank)
+      struck_.insert(rank);
   }
 
   /// Returns the process of a device that is not known to be killed. Blocks until there is one.
@@ -141,6 +148,14 @@ protected:
       result.insert(process_of(rank));
     return result;
   }
+  std::vector<std::int64_t> spares() {
+    const auto used = workers();
+    std::vector<std::int64_t> result;
+    for (auto x : children())
+      if (!used.contains(x) && !killed_.contains(x))
+        result.push_back(x);
+    return result;
+  }
 
   // -- checks
 
@@ -157,6 +172,7 @@ protected:
       return std::ranges::none_of(children(), [&](auto x) { return killed_.contains(x); });
     }));
     workers();
+    killed_.clear(); // other processes may get their numbers
     const auto if_struck = [](bool struck, lost_writes then) {
       return struck ? then : lost_writes::none;
     };
@@ -193,8 +209,9 @@ protected:
   std::deque<known_memory> sums_;
   std::deque<known_memory> retried_sums_;
   std::uint32_t last_value_ = 0;
-  std::set<std::int64_t> killed_;
-  std::set<std::size_t> struck_; ///< ranks whose processes were killed since the last check
+  std::set<std::int64_t> killed_; ///< since the last check
+  std::size_t kills_ = 0;         ///< so far
+  std::set<std::size_t> struck_;  ///< ranks whose processes were killed since the last check
 };
 
 /// Work of the lost process, also what it had only queued, writes nothing after new requests did.
@@ -327,6 +344,104 @@ TEST_F(MemoryUnderKills, OutlivesKillsWhileSparesStart) {
     check();
     pause_for(std::chrono::microseconds{pick(random_, 0, start_us)});
   }
+  check_sum();
+}
+
+/// Nothing is lost with a spare, not even a request, and another one comes.
+TEST_F(MemoryUnderKills, LosesNothingWithItsSpares) {
+  const int rounds = on_cuda() ? 5 : 30;
+  const std::size_t start_us = on_cuda() ? 1'500'000 : 10'000;
+  for (int round = 0; round < rounds && !HasFailure(); ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    until_prepared();
+    const auto before = world_.status();
+    const auto in_use = workers();
+    auto idle = spares();
+    ASSERT_EQ(idle.size(), world_.size());
+    if (chance(random_, 0.5))
+      idle.resize(1);
+    for (auto x : idle) {
+      write_some(pick(random_, 0, world_.size() - 1), pick(random_, 0, 20));
+      kill(x);
+      sum_up(sums_, once);
+    }
+    if (chance(random_, 0.5)) { // a spare that starts
+      EXPECT_TRUE(eventually([&] { return spares().size() == world_.size(); }));
+      pause_for(std::chrono::microseconds{pick(random_, 0, start_us)});
+      const auto starting = spares();
+      kill(starting[pick(random_, 0, starting.size() - 1)]);
+    }
+    check(); // no request may have failed
+    EXPECT_TRUE(eventually([&] { return spares().size() == world_.size(); }));
+    until_prepared();
+    EXPECT_EQ(workers(), in_use);
+    EXPECT_EQ(world_.status().members, before.members);
+    EXPECT_EQ(world_.status().membership, before.membership);
+    if (round % 3 == 0) { // they are what they seem
+      const auto rank = pick(random_, 0, world_.size() - 1);
+      const auto ready = spares();
+      kill_worker_of(rank);
+      EXPECT_EQ(std::ranges::count(ready, process_of(rank)), 1);
+      check_sum();
+    }
+  }
+}
+
+/// Kills of workers and spares, alone and together, and planned handovers among them.
+TEST_F(MemoryUnderKills, HoldsInAnyMixOfKillsAndHandovers) {
+  const int rounds = on_cuda() ? 20 : 150;
+  int moves = 0;
+  std::size_t earlier = 0; ///< how many kills there were before the last round
+  for (int round = 0; round < rounds && !HasFailure(); ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    if (chance(random_, 0.5))
+      until_prepared();
+    std::vector<pending<std::uint64_t>> handovers;
+    std::map<std::size_t, bool> moving;
+    const auto before = kills_;
+    const auto events = pick(random_, 1, 3);
+    const auto with_sum = pick(random_, 0, 2);
+    for (std::size_t i = 0; i < events; ++i) {
+      const auto rank = pick(random_, 0, world_.size() - 1);
+      write_some(rank, pick(random_, 0, 20));
+      if (chance(random_, 0.3))
+        sum_up(sums_, once);
+      if (i == with_sum) // one: it is not made again if a later one has written elsewhere
+        sum_up(retried_sums_, always);
+      switch (pick(random_, 0, 3)) {
+      case 0:
+      case 1:
+        if (std::exchange(moving[rank], true))
+          break; // one at a time
+        handovers.push_back(world_.device_of(rank).hand_over());
+        break;
+      case 2:
+        kill_worker_of(rank);
+        break;
+      default:
+        if (const auto all = spares(); !all.empty()) {
+          if (events != 1) // it may be about to take over, or do so before its end is known
+            strike_all();
+          kill(all[pick(random_, 0, all.size() - 1)]);
+        }
+      }
+      write_some(rank, pick(random_, 0, 20));
+      if (chance(random_, 0.5))
+        pause_for(std::chrono::microseconds{pick(random_, 0, 5000)});
+    }
+    for (auto& x : handovers) {
+      const auto moved = answer_of(x, 2 * patience);
+      EXPECT_TRUE(moved || (kills_ != before && (has_code(moved, errc::worker_lost) ||
+                                                 has_code(moved, errc::unavailable))))
+          << describe(error_of(moved));
+      moves += moved ? 1 : 0;
+    }
+    if (!handovers.empty() && kills_ != earlier)
+      strike_all(); // perhaps to a spare whose end was not known yet
+    earlier = before;
+    check();
+  }
+  EXPECT_GT(moves, rounds / 10); // else the test shows little
   check_sum();
 }
 
