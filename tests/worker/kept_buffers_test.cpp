@@ -465,8 +465,20 @@ TEST_F(KeptBuffers, WhatFailedBeforeTheLossIsIndeterminate) {
   begin();
   make("failed", 2);
   EXPECT_EQ(tell(verb::fail, "failed").code, errc::launch_failed);
+  make("behind it", 3); // so the launch is over, and the lane has set its marks
   kill_and_wait();
   EXPECT_TRUE(finds("failed"));
+  EXPECT_EQ(tell(verb::look, "failed").code, errc::indeterminate);
+  EXPECT_EQ(tell(verb::fill, "failed", 4).code, errc{});
+  kill_and_wait();
+  EXPECT_TRUE(finds("failed"));
+  EXPECT_TRUE(has("failed", 4));
+}
+
+TEST_F(KeptBuffers, WhatWasOverwrittenAfterAFailureIsThere) {
+  begin();
+  make("failed", 2);
+  EXPECT_EQ(tell(verb::fail, "failed").code, errc::launch_failed);
   EXPECT_EQ(tell(verb::look, "failed").code, errc::indeterminate);
   EXPECT_EQ(tell(verb::fill, "failed", 4).code, errc{});
   kill_and_wait();
