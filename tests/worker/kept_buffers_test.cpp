@@ -2,6 +2,7 @@
 
 #include "support/eventually.hpp"
 #include "support/folder.hpp"
+#include "support/forwarding_backend.hpp"
 #include "support/random.hpp"
 #include "worker/program_fixture.hpp"
 #include <troupe/device.hpp>
@@ -13,9 +14,11 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -288,14 +291,40 @@ bool is_told_to_end(caf::blocking_actor* self) {
   return true;
 }();
 
+/// Devices whose lost work is over only when the test says so, too.
+class backend_with_lost_work final : public forwarding_backend {
+public:
+  using flag = std::shared_ptr<std::atomic<bool>>;
+
+  backend_with_lost_work(std::shared_ptr<backend> inner, flag is_over)
+      : forwarding_backend(std::move(inner)), is_over_(std::move(is_over)) {}
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    class guest final : public forwarding_device {
+    public:
+      guest(std::unique_ptr<backend_device> inner, flag is_over)
+          : forwarding_device(std::move(inner)), is_over_(std::move(is_over)) {}
+      std::function<bool()> lost_work() const noexcept override {
+        return [inner = inner_->lost_work(), is_over = is_over_] { return *is_over && inner(); };
+      }
+
+    private:
+      flag is_over_;
+    };
+    return open_as<guest>(ordinal, is_over_);
+  }
+
+private:
+  flag is_over_;
+};
+
 class KeptBuffers : public ProgramsTest {
 protected:
   using verb = kept_order::verb;
 
   void begin(int devices = 1, world_limits limits = {},
              kept_memory keeps = kept_memory::after_end) {
-    const auto make_backend = [=](std::shared_ptr<backend>) {
-      return make_workers(devices, keeps);
+    const auto make_backend = [=, this](std::shared_ptr<backend>) {
+      return std::make_shared<backend_with_lost_work>(make_workers(devices, keeps), work_is_over_);
     };
     start({.devices = devices, .wrap = make_backend}, {"user of names", {}}, limits);
     ASSERT_TRUE(until([this] { return view_.phase == world_phase::ready; }));
@@ -309,13 +338,17 @@ protected:
 
   std::string file() const { return folder_.file("go on"); }
 
-  kept_outcome tell(verb what, const std::string& name, float value = 0,
-                    std::uint64_t count = elements, int rank = 0) {
+  void order(verb what, const std::string& name, float value = 0, std::uint64_t count = elements,
+             int rank = 0) {
     kept_order x{.what = what, .count = count, .value = value};
     std::memcpy(x.name.data(), name.data(), name.size());
     std::memcpy(x.file.data(), file().data(), file().size());
-    const auto before = reports_.size();
     detail::send(*self_, actor_, program_message{rank, to_bytes(x)});
+  }
+  kept_outcome tell(verb what, const std::string& name, float value = 0,
+                    std::uint64_t count = elements, int rank = 0) {
+    const auto before = reports_.size();
+    order(what, name, value, count, rank);
     EXPECT_TRUE(until([&] { return reports_.size() > before; }));
     return reports_.size() > before ? must(from_bytes<kept_outcome>(reports_.back().bytes))
                                     : kept_outcome{errc::internal, false, 0, 0};
@@ -360,6 +393,8 @@ protected:
   }
 
   folder folder_;
+  const std::shared_ptr<std::atomic<bool>> work_is_over_ =
+      std::make_shared<std::atomic<bool>>(true);
 };
 
 TEST_F(KeptBuffers, AreThereAfterEachOfManyLosses) {
@@ -465,8 +500,20 @@ TEST_F(KeptBuffers, WhatFailedBeforeTheLossIsIndeterminate) {
   begin();
   make("failed", 2);
   EXPECT_EQ(tell(verb::fail, "failed").code, errc::launch_failed);
+  make("behind it", 3); // so the launch is over, and the lane has set its marks
   kill_and_wait();
   EXPECT_TRUE(finds("failed"));
+  EXPECT_EQ(tell(verb::look, "failed").code, errc::indeterminate);
+  EXPECT_EQ(tell(verb::fill, "failed", 4).code, errc{});
+  kill_and_wait();
+  EXPECT_TRUE(finds("failed"));
+  EXPECT_TRUE(has("failed", 4));
+}
+
+TEST_F(KeptBuffers, WhatWasOverwrittenAfterAFailureIsThere) {
+  begin();
+  make("failed", 2);
+  EXPECT_EQ(tell(verb::fail, "failed").code, errc::launch_failed);
   EXPECT_EQ(tell(verb::look, "failed").code, errc::indeterminate);
   EXPECT_EQ(tell(verb::fill, "failed", 4).code, errc{});
   kill_and_wait();
@@ -479,6 +526,24 @@ TEST_F(KeptBuffers, AreNewWhereMemoryIsNotKept) {
   make("weights", 3);
   kill_and_wait();
   make("weights", 3);
+}
+
+/// Until then it may write there.
+TEST_F(KeptBuffers, AreThereWhenTheWorkOfTheLostProcessIsOver) {
+  begin();
+  make("weights", 3);
+  *work_is_over_ = false;
+  kill_and_wait();
+  order(verb::keep, "weights");
+  bool reported = false;
+  (*self_)->receive([&](const program_report&) { reported = true; }, caf::after(200ms) >> [] {});
+  EXPECT_FALSE(reported);
+  *work_is_over_ = true;
+  ASSERT_TRUE(until_more_reports(1));
+  const auto there = must(from_bytes<kept_outcome>(reports_.back().bytes));
+  EXPECT_EQ(there.code, errc{});
+  EXPECT_TRUE(there.found);
+  EXPECT_TRUE(has("weights", 3));
 }
 
 TEST_F(KeptBuffers, HaveOneShape) {

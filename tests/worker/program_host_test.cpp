@@ -4,6 +4,7 @@
 #include "support/eventually.hpp"
 #include "support/expect.hpp"
 #include "support/no_threads.hpp"
+#include "worker/child/kept_buffers.hpp"
 #include "worker/child/program_host.hpp"
 
 #include <caf/all.hpp>
@@ -11,13 +12,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -134,6 +138,79 @@ TEST_F(ProgramHost, EndsTheRankOfAWorldThatWasStopped) {
   EXPECT_TRUE(is_ok(hand_over()));
   EXPECT_EQ(gone(), std::vector{key});
   EXPECT_TRUE(told_.empty());
+}
+
+// -- named buffers
+
+/// A process whose parent answers as the test says.
+class KeptBuffersOfAProcess : public ::testing::Test {
+protected:
+  using kind = program_note::kind;
+
+  /// Begins to ask for a buffer, and waits for the request.
+  std::future<errc> keep(const std::string& name) {
+    auto result = std::async(std::launch::async, [this, name] {
+      const auto got = kept_->keep(name, dtype::float32, 10);
+      return got ? errc{} : code_of(got.error()).value_or(errc::internal);
+    });
+    std::unique_lock lock{mutex_};
+    EXPECT_TRUE(changed_.wait_for(lock, 20s, [&] { return request_.name == name; }));
+    return result;
+  }
+  void answer(kind what, std::uint64_t number) {
+    auto reply = request_;
+    reply.what = what;
+    reply.number = number;
+    reply.why = make_error(errc::overloaded, "the test wants it");
+    kept_->answered(std::move(reply));
+  }
+  static bool is_done(const std::future<errc>& x) {
+    return x.wait_for(0s) == std::future_status::ready;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  program_note request_;
+  std::atomic<int> claims_{0};
+  const std::shared_ptr<detail::kept_buffers> kept_ =
+      std::make_shared<detail::kept_buffers>(detail::kept_buffers::options{
+          100,
+          [this](program_note x) {
+            std::lock_guard lock{mutex_};
+            request_ = std::move(x);
+            changed_.notify_all();
+            return caf::error{};
+          },
+          [this](const gpu_token&) {
+            ++claims_;
+            return std::make_shared<detail::operation_of<any_gpu_ref>>("claim", 0);
+          }});
+};
+
+TEST_F(KeptBuffersOfAProcess, TakeRepliesToTheirRequestAlone) {
+  auto result = keep("weights");
+  EXPECT_EQ(request_.what, kind::keep);
+  EXPECT_EQ(request_.number, 101u);
+  answer(kind::not_kept, 100);
+  EXPECT_FALSE(is_done(result));
+  answer(kind::not_kept, 101);
+  EXPECT_EQ(result.get(), errc::overloaded);
+}
+
+TEST_F(KeptBuffersOfAProcess, WaitForNoReplyAfterTheEnd) {
+  auto result = keep("weights");
+  kept_->end();
+  EXPECT_EQ(result.get(), errc::unavailable);
+  EXPECT_TRUE(has_code(kept_->keep("weights", dtype::float32, 10), errc::unavailable));
+}
+
+TEST_F(KeptBuffersOfAProcess, WaitForNoClaimAfterTheEnd) {
+  auto result = keep("weights");
+  answer(kind::kept, 101);
+  EXPECT_TRUE(eventually([this] { return claims_ == 1; }));
+  EXPECT_FALSE(is_done(result));
+  kept_->end();
+  EXPECT_EQ(result.get(), errc::unavailable);
 }
 
 } // namespace

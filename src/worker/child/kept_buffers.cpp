@@ -78,12 +78,16 @@ caf::expected<any_gpu_ref> kept_buffers::claim(const gpu_token& token) {
       self->changed_.notify_all();
     }
   });
+  bool ended = false;
   {
     std::unique_lock lock{mutex_};
     changed_.wait(lock, [&] { return how->completed() || ended_; });
+    ended = ended_;
   }
-  how->cancel(); // if it is not completed
-  how->wait();
+  if (ended) {
+    how->cancel();
+    return has_ended();
+  }
   if (how->error())
     return how->error();
   return std::move(how->value);
