@@ -103,8 +103,8 @@ pending<collective_done> call_differently(const program_place& place, int which,
     return rank.all_reduce(large, first ? reduce_op::sum : reduce_op::max, options);
   case 2:
     return first ? rank.barrier(options) : rank.all_reduce(small, options);
-  case 3: // a message of another size
-    return first ? rank.send(small, 1, options) : rank.recv(large, 0, options);
+  case 3: // a message of another size; a smaller one is over when the receiver's device has it
+    return first ? rank.send(large, 1, options) : rank.recv(small, 0, options);
   default:
     return first ? rank.send(large, 1, options) : rank.all_reduce(large, options);
   }

@@ -84,7 +84,7 @@ std::uint64_t signature_of_reduction(const collective_call& call) noexcept {
 std::string describe(std::uint64_t signature) {
   const auto what = static_cast<collective_kind>(signature >> bits_of_type & 15);
   const auto type = static_cast<dtype>(signature & ((1 << bits_of_type) - 1));
-  std::string result{to_string(what)};
+  std::string result{what == collective_kind::send ? "message" : to_string(what)};
   if (what == collective_kind::barrier)
     return result;
   result +=
@@ -255,8 +255,9 @@ caf::error mismatch_error(const direct::mismatch& x) {
   const auto mine = word_of(x.own);
   return make_error(
       {.code = errc::collective_mismatch,
-       .detail = "rank " + std::to_string(x.peer) + " called " + describe(word_of(x.theirs)) +
-                 ", and rank " + std::to_string(x.rank) + " " + describe(mine),
+       .detail = "the call of rank " + std::to_string(x.peer) + " was " +
+                 describe(word_of(x.theirs)) + ", that of rank " + std::to_string(x.rank) + " " +
+                 describe(mine),
        .verb = std::string{to_string(static_cast<collective_kind>(mine >> bits_of_type & 15))},
        .rank = static_cast<int>(x.rank)});
 }

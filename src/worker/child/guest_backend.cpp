@@ -7,9 +7,12 @@
 
 namespace troupe::detail {
 
-void guest_ends::add(communicator_key key) {
+void guest_ends::add(communicator_key key, std::function<void()> on_allowed) {
   std::lock_guard lock{mutex_};
-  ranks_[key].allowed = all_allowed_;
+  auto& x = ranks_[key];
+  x.on_allowed = std::move(on_allowed);
+  if (all_allowed_)
+    allow(x);
 }
 
 void guest_ends::remove(communicator_key key) {
@@ -18,18 +21,31 @@ void guest_ends::remove(communicator_key key) {
   changed_.notify_all();
 }
 
-void guest_ends::set(communicator_key key, bool state::* what) {
+void guest_ends::set_closed(communicator_key key) {
   std::lock_guard lock{mutex_};
   if (auto i = ranks_.find(key); i != ranks_.end())
-    i->second.*what = true;
+    i->second.closed = true;
   changed_.notify_all();
+}
+
+void guest_ends::allow(communicator_key key) {
+  std::lock_guard lock{mutex_};
+  if (auto i = ranks_.find(key); i != ranks_.end())
+    allow(i->second);
+  changed_.notify_all();
+}
+
+/// The rank may be gone as soon as its end was allowed once.
+void guest_ends::allow(state& x) {
+  if (!std::exchange(x.allowed, true))
+    x.on_allowed();
 }
 
 void guest_ends::allow_all() {
   std::lock_guard lock{mutex_};
   all_allowed_ = true;
   for (auto& [key, x] : ranks_)
-    x.allowed = true;
+    allow(x);
   changed_.notify_all();
 }
 
@@ -48,8 +64,10 @@ public:
   guest_communicator(communicator_key key, std::unique_ptr<backend_communicator> inner,
                      std::shared_ptr<shared_device> with, std::shared_ptr<guest_ends> ends)
       : key_(key), inner_(std::move(inner)), with_(std::move(with)), ends_(std::move(ends)) {
-    ends_->add(key_);
     inner_->compare_calls();
+    // Not sooner: a kernel that is told to end takes those of its peers along, and the calls of a
+    // rank that is not closed would succeed.
+    ends_->add(key_, [inner = inner_.get()] { inner->on_closed(); });
   }
 
   communicator_key key() const noexcept { return key_; }
@@ -68,10 +86,7 @@ public:
     std::lock_guard lock{with_->driving};
     return inner_->mark_end(event, stream, device);
   }
-  void on_closed() noexcept override {
-    inner_->on_closed();
-    ends_->set_closed(key_);
-  }
+  void on_closed() noexcept override { ends_->set_closed(key_); }
   caf::error asynchronous_error() noexcept override { return inner_->asynchronous_error(); }
 
 private:

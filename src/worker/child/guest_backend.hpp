@@ -56,11 +56,13 @@ struct shared_device {
 /// whose kernels then end as if all was well. So all ranks are closed before any is aborted.
 class guest_ends {
 public:
-  void add(communicator_key key);
+  /// `on_allowed` is called once, when the end of the rank is allowed, before any wait for that
+  /// returns. It must not block.
+  void add(communicator_key key, std::function<void()> on_allowed);
   void remove(communicator_key key);
-  void set_closed(communicator_key key) { set(key, &state::closed); }
+  void set_closed(communicator_key key);
   /// Lets the end of that rank begin, which waits for it.
-  void allow(communicator_key key) { set(key, &state::allowed); }
+  void allow(communicator_key key);
   /// Allows the end of all ranks, also of those that are added later.
   void allow_all();
   /// Blocks until the rank is closed, or is not there.
@@ -72,8 +74,9 @@ private:
   struct state {
     bool closed = false;
     bool allowed = false;
+    std::function<void()> on_allowed = {};
   };
-  void set(communicator_key key, bool state::* what);
+  void allow(state& x);
   void wait(communicator_key key, bool state::* what);
 
   std::mutex mutex_;

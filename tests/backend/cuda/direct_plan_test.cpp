@@ -157,12 +157,12 @@ TEST(DirectMismatch, NamesBothCalls) {
   EXPECT_THAT(text, HasSubstr("all_reduce of 100 float32, sum"));
   EXPECT_THAT(text, HasSubstr("all_reduce of 100 float32, max"));
   text = told_of(with({.what = kind::reduce, .count = 7, .type = dtype::int64, .peer = 1}), sum);
-  EXPECT_THAT(text, HasSubstr("rank 0 called reduce of 7 int64, sum, root 1"));
-  EXPECT_THAT(text, HasSubstr("rank 1 all_reduce of 100 float32, sum"));
+  EXPECT_THAT(text, HasSubstr("rank 0 was reduce of 7 int64, sum, root 1"));
+  EXPECT_THAT(text, HasSubstr("that of rank 1 all_reduce of 100 float32, sum"));
   text = told_of(with({.what = kind::send, .count = 5, .type = dtype::int8, .peer = 1}),
                  with({.what = kind::recv, .count = 6, .type = dtype::int8, .peer = 0}));
-  EXPECT_THAT(text, HasSubstr("send of 5 int8"));
-  EXPECT_THAT(text, HasSubstr("send of 6 int8"));
+  EXPECT_THAT(text, HasSubstr("message of 5 int8"));
+  EXPECT_THAT(text, HasSubstr("message of 6 int8"));
   EXPECT_THAT(told_of({.what = kind::barrier}, sum), HasSubstr("barrier"));
 }
 
