@@ -73,7 +73,7 @@ private:
     memory_note claim;
     std::uint64_t incarnation = 0; ///< of the process that claims
   };
-  /// What was lent to lost processes of one device.
+  /// The claims that lost processes of one device had.
   struct lost_loans {
     std::vector<lent> all;
     std::size_t ending = 0; ///< threads that end loans, which are not in `all` any more

@@ -173,7 +173,7 @@ constexpr std::size_t weights_count = std::size_t{1} << 17;
 
 float weight(std::size_t i) { return static_cast<float>(1 + i % 5); }
 
-/// What a process found at its start, and each step after that.
+/// The state that a process found at its start, and each step after that.
 struct progress {
   std::uint64_t step = 0;
   bool starts = false;

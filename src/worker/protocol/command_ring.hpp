@@ -168,7 +168,7 @@ struct link_area {
   alignas(64) std::array<std::byte, reply_bytes> reply{};
   /// For each event, the number of its latest completed record. The numbers of records count up.
   alignas(64) std::array<std::atomic<std::uint64_t>, event_count> done{};
-  /// What the worker's programs were writing, for each claim (`backend::take_word`).
+  /// Counts of what the worker's programs are writing, for each claim (`backend::take_word`).
   alignas(64) std::array<std::atomic<std::uint64_t>, word_count> unfinished{};
   alignas(64) std::array<std::byte, command_bytes> commands{};
 };
