@@ -70,7 +70,8 @@ static_assert(std::size(all_collective_kinds) <= 16 && std::size(all_dtypes) <= 
 /// Both ends of a message have the same tag.
 std::uint8_t tag_of(const collective_call& call) noexcept {
   const auto kind = call.what == collective_kind::recv ? collective_kind::send : call.what;
-  const auto type = call.what == collective_kind::barrier ? dtype{} : call.type;
+  const bool has_type = !is_message(call.what) && call.what != collective_kind::barrier;
+  const auto type = has_type ? call.type : dtype{}; // a message may change its type
   return static_cast<std::uint8_t>(static_cast<unsigned>(kind) << bits_of_type |
                                    static_cast<unsigned>(type));
 }
@@ -87,8 +88,10 @@ std::string describe(std::uint64_t signature) {
   std::string result{what == collective_kind::send ? "message" : to_string(what)};
   if (what == collective_kind::barrier)
     return result;
-  result +=
-      " of " + std::to_string((signature >> direct::signature_bytes_shift) / size_of(type)) + ' ';
+  const auto bytes = signature >> direct::signature_bytes_shift;
+  if (what == collective_kind::send)
+    return result + " of " + std::to_string(bytes) + " bytes";
+  result += " of " + std::to_string(bytes / size_of(type)) + ' ';
   result += to_string(type);
   if (!reduces(what))
     return result;

@@ -157,10 +157,11 @@ bool host_group::offer(lock& guard, const message& mine) noexcept {
   const auto& from = sends ? mine : other;
   const auto& to = sends ? other : mine;
   const auto size_bytes = from.call->size_bytes();
-  if (from.call->count != to.call->count || from.call->type != to.call->type) {
+  if (size_bytes != to.call->size_bytes()) {
     end_locked(mismatch(*to.call, to.rank,
-                        "rank " + std::to_string(from.rank) + " called " + describe(*from.call) +
-                            ", this one " + describe(*to.call)));
+                        "rank " + std::to_string(from.rank) + " sent " +
+                            std::to_string(size_bytes) + " bytes, this one takes " +
+                            std::to_string(to.call->size_bytes())));
     return false;
   }
   if (!work(guard, [&] { copy_bytes(to.call->recv, from.call->send, size_bytes); }))

@@ -161,8 +161,8 @@ TEST(DirectMismatch, NamesBothCalls) {
   EXPECT_THAT(text, HasSubstr("that of rank 1 all_reduce of 100 float32, sum"));
   text = told_of(with({.what = kind::send, .count = 5, .type = dtype::int8, .peer = 1}),
                  with({.what = kind::recv, .count = 6, .type = dtype::int8, .peer = 0}));
-  EXPECT_THAT(text, HasSubstr("message of 5 int8"));
-  EXPECT_THAT(text, HasSubstr("message of 6 int8"));
+  EXPECT_THAT(text, HasSubstr("message of 5 bytes"));
+  EXPECT_THAT(text, HasSubstr("message of 6 bytes"));
   EXPECT_THAT(told_of({.what = kind::barrier}, sum), HasSubstr("barrier"));
 }
 
