@@ -464,21 +464,13 @@ private:
     restarts_.push_back(now);
     if (lost)
       counted_losses_[lost->first] = lost->second;
-    const bool at_once = earlier == 0 || !needed; // what a standby covers costs nothing
-    if (building_ && (at_once || !core_->absent().empty()))
-      return; // the build in progress goes on
     if (building_)
-      drop_build(why); // as a standby, it would be live without a pause
+      return; // the build in progress goes on
     retry_.reset();
-    if (at_once)
+    if (earlier == 0 || !needed) // what a standby covers costs nothing
       try_build();
     else
       try_build_after(doubled(limits.restart_backoff, earlier - 1), retry);
-  }
-
-  void drop_build(const caf::error& why) {
-    building_.reset();
-    core_->give_up_build(why);
   }
 
   /// Returns whether the budget of restarts is not used up.
@@ -511,8 +503,9 @@ private:
       return;
     if (was_ready_) {
       if (building_ == x.epoch) {
+        building_.reset();
         auto why = make_error(errc::deadline_exceeded, not_built);
-        drop_build(why);
+        core_->give_up_build(why);
         on_build_failed(why);
       }
       return;

@@ -1,6 +1,5 @@
 // Standby communicators: a world continues at once when its communicator ends.
 
-#include "support/eventually.hpp"
 #include "support/forwarding_backend.hpp"
 #include "support/load.hpp"
 #include "support/world_fixture.hpp"
@@ -47,11 +46,6 @@ public:
     std::lock_guard lock{mutex_};
     return most_;
   }
-  /// Returns how many communicators were built so far.
-  int built() const {
-    std::lock_guard lock{mutex_};
-    return built_;
-  }
   /// Blocks until the backend has `number` communicators. Returns false after `patience`.
   bool wait_for(int number) const {
     std::unique_lock lock{mutex_};
@@ -62,7 +56,6 @@ private:
   void change(int by) {
     std::lock_guard lock{mutex_};
     number_ += by;
-    built_ += by > 0 ? 1 : 0;
     most_ = std::max(most_, number_);
     changed_.notify_all();
   }
@@ -71,7 +64,6 @@ private:
   mutable std::condition_variable changed_;
   int number_ = 0;
   int most_ = 0;
-  int built_ = 0;
 };
 
 world_config with_standby() {
@@ -541,28 +533,6 @@ TEST_F(Standby, IsBuiltAgainWithoutAPause) {
     EXPECT_TRUE(works(w));
   }
   until_standby(feed, w.status().epoch);
-}
-
-/// The next one is not ready when it ends, so the world builds, with the pause of a second restart.
-TEST_F(Standby, ThatFailsAtOnceIsFollowedByAPause) {
-  TROUPE_HOST_ONLY("a fault plan");
-  auto system = make_system(2);
-  auto config = with_standby();
-  config.limits.restart_backoff = std::chrono::hours{1};
-  auto w = system.open_world(config);
-  world_feed feed{system, w.actor()};
-  until_standby(feed);
-  plan->add({fault::block, verb::build});
-  for (int i = 0; i < 2; ++i) { // the live one, then the standby
-    plan->add({fault::fail, verb::collective, 1});
-    EXPECT_TRUE(has_code(answer_of(w.barrier()), errc::nccl_error));
-    ASSERT_TRUE(plan->wait_injected(fault::block, 1, patience));
-  }
-  ASSERT_TRUE(counted->wait_for(0));
-  feed.until(world_phase::building);
-  plan->release();
-  EXPECT_TRUE(eventually([&] { return counted->built() == 3 && counted->number() == 0; }));
-  EXPECT_EQ(w.status().phase, world_phase::building);
 }
 
 // -- many times
