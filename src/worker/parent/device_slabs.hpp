@@ -120,8 +120,8 @@ private:
   bool is_lent_to_others(const worker_link& than) const;
   /// Waits some time until nothing is lent to other workers, which are lost.
   void wait_for_lost_workers(worker_link& by);
-  /// Takes back what programs in `from` give back. Returns false if the device's worker gives back
-  /// what is not lent to it.
+  /// Takes back a range that programs in `from` give back. Returns false if the device's worker has
+  /// no such range.
   bool take_back(const worker_link& from, const lent_range& x);
   /// Takes back all that is lent to a worker.
   void take_back_all(const worker_link& from);
