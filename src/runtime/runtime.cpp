@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <random>
+#include <ranges>
 #include <shared_mutex>
 #include <thread>
 #include <utility>
@@ -511,7 +512,9 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
   note_end(why);
   tell_watchers(state.ordinal(), why); // before the operations fail: the lane drops failed ones
   note_closed(why);
-  for (auto& x : users)
+  // The last one first: their lane may find meanwhile that work was done. Then a request that may
+  // be made again does not fail before a later one that succeeds, which would prevent that.
+  for (auto& x : users | std::views::reverse)
     x->fail(why);
   {
     std::lock_guard lock{slots_mutex_};
