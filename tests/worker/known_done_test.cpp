@@ -208,7 +208,7 @@ TEST_F(KnownDone, EndsWhatALaterRequestHasWaitedFor) {
   EXPECT_TRUE(has(input, 2));
 }
 
-/// The same if the end of the later request is found after the loss, when all have failed.
+/// The same if the end of the later request is found after the loss.
 TEST_F(KnownDone, KeepsTheResultsOfWhatALaterRequestHasWaitedFor) {
   const auto input = filled(1);
   const auto output = filled(0);
@@ -219,8 +219,10 @@ TEST_F(KnownDone, KeepsTheResultsOfWhatALaterRequestHasWaitedFor) {
   auto copying = device_.copy(output, input);
   EXPECT_TRUE(eventually([&] { return screen_->done(hiding::until_loss) == 1; }));
   kill();
-  for (const auto& x : {before, uploading, copying})
-    EXPECT_TRUE(has_code(answer_of(x).error(), errc::worker_lost));
+  for (const auto& x : {before, uploading, copying}) {
+    const auto how = answer_of(x); // the lane may find it before the loss is told
+    EXPECT_TRUE(how || has_code(how.error(), errc::worker_lost));
+  }
   // At first they may count as failed: the lane has yet to find that they were done.
   EXPECT_TRUE(eventually([&] { return has(beside, 5) == true; }));
   EXPECT_TRUE(eventually([&] { return has(input, 2) == true; }));
