@@ -23,6 +23,7 @@
 #include <optional>
 #include <span>
 #include <thread>
+#include <unordered_set>
 #include <vector>
 
 namespace troupe::detail {
@@ -273,6 +274,7 @@ private:
   std::vector<part*> take_from_streams(const caf::error& why) noexcept;
   void lose_streams(const caf::error& why) noexcept;
   void leave_to_lost_process(const caf::error& why) noexcept;
+  std::unordered_set<const part*> known_done() noexcept;
   bool is_known_done(const part& p) noexcept;
   caf::error take_over_memory();
   void revive();
@@ -338,6 +340,7 @@ private:
   bool poll();
   bool poll(lane_stream& s);
   bool poll_each(lane_stream& s);
+  std::size_t finish_first(lane_stream& s, std::size_t count, event_view event) noexcept;
   void leave_flight(part& p) noexcept;
   void finish(part& p, std::int64_t now) noexcept;
 

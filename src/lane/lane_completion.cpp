@@ -25,6 +25,11 @@ constexpr std::size_t poll_batch = 8;
 /// The oldest event is queried after an event further back was not done for this long.
 constexpr std::chrono::microseconds poll_patience{100};
 
+/// Returns the number of parts in the stream up to this one.
+std::size_t place_of(const part& p, const lane_stream& in) noexcept {
+  return static_cast<std::size_t>(std::ranges::find(in.in_flight, &p) - in.in_flight.begin()) + 1;
+}
+
 } // namespace
 
 void lane::note_started(lane_stream& s) noexcept {
@@ -106,19 +111,33 @@ bool lane::poll(lane_stream& s) {
       continue;
     }
     s.not_done_since = {};
-    auto now = nanoseconds(clock::now());
-    for (std::size_t i = 0; i < batch || (!s.in_flight.empty() && of_its_run(s.in_flight.front()));
-         ++i) {
-      auto& over = *s.in_flight.front();
-      s.in_flight.pop_front();
-      leave_flight(over);
-      if (over.of->failed())
-        keep_result(over, state_->ordinal());
-      finish(over, now);
-      ++finished;
-    }
+    finished += finish_first(s, batch, p.event);
   }
   return finished != 0;
+}
+
+/// Finishes the first `count` parts of `s`, which are done, and all behind them that share `event`
+/// with the last one. Returns how many it has finished. What they have waited for on this lane is
+/// done, too: in a worker its event may tell that later, or never, if the worker is lost.
+std::size_t lane::finish_first(lane_stream& s, std::size_t count, event_view event) noexcept {
+  const auto now = nanoseconds(clock::now());
+  std::size_t finished = 0;
+  while (!s.in_flight.empty()) {
+    auto& p = *s.in_flight.front();
+    if (finished >= count && p.event.native != event.native)
+      break;
+    s.in_flight.pop_front();
+    leave_flight(p);
+    for (auto& x : p.predecessors)
+      if (is_remote_ && x.at->on == this && !x.at->over())
+        if (auto& other = streams_.stream_of(*x.at); other.is_ordered())
+          finish_first(other, place_of(*x.at, other), x.at->event);
+    if (p.of->failed())
+      keep_result(p, state_->ordinal());
+    finish(p, now);
+    ++finished;
+  }
+  return finished;
 }
 
 void lane::leave_flight(part& p) noexcept {

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <ranges>
 #include <utility>
 
 namespace troupe::detail {
@@ -211,8 +212,9 @@ void lane::leave_to_lost_process(const caf::error& why) noexcept {
     x.until = state_->lost_until(lock);
   }
   x.work_is_over = device_->lost_work();
+  const auto done = known_done();
   for (auto* p : take_from_streams(why)) {
-    if (is_known_done(*p)) {
+    if (done.contains(p)) {
       keep_result(*p, state_->ordinal());
       finish(*p, nanoseconds(clock::now()));
       continue;
@@ -233,7 +235,29 @@ void lane::leave_to_lost_process(const caf::error& why) noexcept {
   owner_.on_lost_process(*this, std::move(x));
 }
 
-/// Returns whether the work of a part of a lost process was done before the loss.
+/// Returns the parts in the streams whose work was done before the loss: their events tell that, or
+/// those of later parts, which have waited for them.
+std::unordered_set<const part*> lane::known_done() noexcept {
+  std::unordered_set<const part*> result;
+  for (bool again = true; again;) {
+    const auto before = result.size();
+    for (auto* s : streams_.made()) {
+      bool done = false;
+      for (auto* p : s->in_flight | std::views::reverse) {
+        done = (done && s->is_ordered()) || result.contains(p) || is_known_done(*p);
+        if (!done)
+          continue;
+        result.insert(p);
+        for (auto& x : p->predecessors)
+          result.insert(x.at);
+      }
+    }
+    again = result.size() != before;
+  }
+  return result;
+}
+
+/// Returns whether the event of a part of a lost process tells that its work was done.
 bool lane::is_known_done(const part& p) noexcept {
   if (p.event.native == nullptr || !p.recorded.load())
     return false;

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <random>
+#include <ranges>
 #include <shared_mutex>
 #include <thread>
 #include <utility>
@@ -511,7 +512,9 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
   note_end(why);
   tell_watchers(state.ordinal(), why); // before the operations fail: the lane drops failed ones
   note_closed(why);
-  for (auto& x : users)
+  // The last one first: their lane may find meanwhile that work was done. Then a request that may
+  // be made again does not fail before a later one that succeeds, which would prevent that.
+  for (auto& x : users | std::views::reverse)
     x->fail(why);
   {
     std::lock_guard lock{slots_mutex_};
@@ -581,16 +584,14 @@ void runtime::watch_lost(int ordinal) {
 /// Returns whether a part of the same operation, on another device, may still write to memory of
 /// the device that had `p`. A part of another lost process writes until the work of that is over.
 bool runtime::is_written_by_peers(const part& p) const {
-  const auto is_lost = [this](const part& x) {
-    return std::ranges::any_of(slots_, [&](auto& s) {
-      return std::ranges::any_of(s.lost, [&](auto& process) {
-        return std::ranges::count(process.parts, &x) != 0 && process.work_is_over();
-      });
-    });
+  const auto has_stopped = [this](const part& x) {
+    const auto& lost = slots_[static_cast<std::size_t>(x.on->state().ordinal())].lost;
+    const auto process =
+        std::ranges::find_if(lost, [&](auto& y) { return x.of->position() <= y.until; });
+    return process != lost.end() && process->work_is_over();
   };
-  return p.of->writes_to_peers() && std::ranges::any_of(p.of->parts(), [&](const part& x) {
-           return !x.over() && !is_lost(x);
-         });
+  return p.of->writes_to_peers() &&
+         std::ranges::any_of(p.of->parts(), [&](auto& x) { return !x.over() && !has_stopped(x); });
 }
 
 /// Ends the parts of the first lost process, if its work is over, except where peers still write.
@@ -602,17 +603,19 @@ bool runtime::end_lost(slot& s) {
     std::lock_guard lock{slots_mutex_};
     if (s.lost.empty() || !(closed_ || s.lost.front().work_is_over()))
       return false;
-    auto& parts = s.lost.front().parts;
+    auto& first = s.lost.front();
     const auto rest = std::ranges::partition(
-        parts, [this](const part* p) { return closed_ || !is_written_by_peers(*p); });
-    over.parts.assign(parts.begin(), rest.begin());
-    over.until = s.lost.front().until;
-    parts.erase(parts.begin(), rest.begin());
-    is_rest = parts.empty();
-    if (is_rest)
+        first.parts, [this](const part* p) { return closed_ || !is_written_by_peers(*p); });
+    is_rest = rest.empty();
+    if (is_rest) {
+      over = std::move(first); // what it keeps is not destroyed under the mutex
       s.lost.pop_front();
-    else if (over.parts.empty())
-      return false;
+    } else {
+      over.parts.assign(first.parts.begin(), rest.begin());
+      first.parts.erase(first.parts.begin(), rest.begin());
+      if (over.parts.empty())
+        return false;
+    }
   }
   over.end();
   auto& state = s.worker->state();

@@ -106,16 +106,19 @@ std::int64_t worker_of(const device& x) { return must(answer_of(x.stats())).work
 /// What the lanes see of their devices.
 struct sight {
   std::atomic<bool> work_is_over{true}; ///< of lost workers
+  std::atomic<int> at_work{-1};         ///< a device whose lost worker's work is not over
   std::atomic<bool> hides_done{false};  ///< no event seems to be done, until the worker is lost
   std::atomic<int> hidden{0};           ///< how often an event was done nevertheless
 };
 
 class device_in_sight : public forwarding_device {
 public:
-  device_in_sight(std::unique_ptr<backend_device> inner, std::shared_ptr<sight> seen)
-      : forwarding_device(std::move(inner)), seen_(std::move(seen)) {}
+  device_in_sight(std::unique_ptr<backend_device> inner, std::shared_ptr<sight> seen, int ordinal)
+      : forwarding_device(std::move(inner)), seen_(std::move(seen)), ordinal_(ordinal) {}
   std::function<bool()> lost_work() const noexcept override {
-    return [seen = seen_] { return seen->work_is_over.load(); };
+    return [seen = seen_, ordinal = ordinal_] {
+      return seen->work_is_over.load() && seen->at_work.load() != ordinal;
+    };
   }
   caf::expected<bool> query(event_view event) noexcept override {
     auto done = inner_->query(event);
@@ -127,6 +130,7 @@ public:
 
 private:
   std::shared_ptr<sight> seen_;
+  int ordinal_;
 };
 
 class backend_in_sight : public forwarding_backend {
@@ -138,7 +142,7 @@ public:
     if (!device)
       return device;
     return std::unique_ptr<backend_device>{
-        std::make_unique<device_in_sight>(std::move(*device), seen_)};
+        std::make_unique<device_in_sight>(std::move(*device), seen_, ordinal)};
   }
 
 private:
@@ -460,6 +464,42 @@ TEST_F(KeptMemory, OfALivingRankIsBusyWhileTheLostOneMayWrite) {
   EXPECT_FALSE(std::filesystem::exists(made));
   seen_->work_is_over = true;
   must(answer_of(using_it));
+  EXPECT_TRUE(std::filesystem::exists(made));
+}
+
+/// The work of two lost ranks ends at different times. They do not wait for each other.
+TEST_F(KeptMemory, IsBusyWhileAnotherLostRankMayWrite) {
+  TROUPE_NEEDS_DEVICES(2);
+  start(kept_memory::after_end);
+  const auto other = system_->open(1);
+  const auto w =
+      system_->open_world({.devices = {0, 1}, .collectives = collectives_policy::direct});
+  std::vector<gpu_ref<std::uint32_t>> data{filled(device_, counted(0)), filled(other, counted(0))};
+  auto beside = filled(other, counted(1));
+  auto written = filled(device_, counted(2));
+  const auto file = folder_.file("the rank is held up");
+  std::ofstream{file} << "begun";
+  auto holding = other.launch(while_file_exists, bytes_of_text(file), {}, {any_gpu_ref{data[1]}});
+  auto summing = w.all_reduce(data, reduce_op::sum);
+  EXPECT_TRUE(holds(device_, written, counted(2))); // now both parts are in their streams
+  EXPECT_TRUE(holds(other, beside, counted(1)));
+  auto endless = write_endlessly(written);
+  seen_->at_work = 1;
+  const auto second = static_cast<pid_t>(worker_of(other));
+  kill();
+  ASSERT_EQ(::kill(second, SIGKILL), 0);
+  for (auto* x : {&holding, &endless})
+    EXPECT_TRUE(has_code(answer_of(*x).error(), errc::worker_lost));
+  EXPECT_TRUE(has_code(answer_of(summing).error(), errc::worker_lost));
+  const auto made = folder_.file("the memory was used");
+  auto using_it = device_.launch(make_file, bytes_of_text(made), {}, {any_gpu_ref{data[0]}});
+  must(answer_of(device_.fill(written, 8u))); // its worker's own work is over
+  for (int i = 0; i < 20; ++i)
+    EXPECT_TRUE(works(device_));
+  EXPECT_FALSE(std::filesystem::exists(made));
+  seen_->at_work = -1;
+  must(answer_of(using_it));
+  must(answer_of(other.fill(data[1], 9u)));
   EXPECT_TRUE(std::filesystem::exists(made));
 }
 

@@ -173,16 +173,16 @@ protected:
     }));
     workers();
     killed_.clear(); // other processes may get their numbers
-    const auto if_struck = [](bool struck, lost_writes then) {
-      return struck ? then : lost_writes::none;
+    const auto if_struck = [](bool struck) {
+      return struck ? lost_writes::any : lost_writes::none;
     };
     for (std::size_t i = 0; i < plain_.size(); ++i)
-      plain_[i].check(if_struck(struck_.contains(i / buffers), lost_writes::any));
+      plain_[i].check(if_struck(struck_.contains(i / buffers)));
     for (auto& x : sums_)
-      x.check(if_struck(!struck_.empty(), lost_writes::any));
+      x.check(if_struck(!struck_.empty()));
     for (auto* kind : {&retried_, &retried_sums_})
       for (auto& x : *kind)
-        x.check(if_struck(!struck_.empty(), lost_writes::before_others));
+        x.check(lost_writes::none);
     for (auto& x : data_)
       x.check(lost_writes::none);
     for (std::size_t rank = 0; rank < world_.size(); ++rank)
