@@ -100,8 +100,9 @@ private:
   caf::error check(const char* verb) const;
   caf::error check(const char* verb, const any_gpu_ref& ref) const;
   caf::error check(const char* verb, dtype type) const;
-  caf::error check_launch(const std::vector<any_gpu_ref>& reads,
+  caf::error check_launch(const char* verb, const std::vector<any_gpu_ref>& reads,
                           const std::vector<any_gpu_ref>& writes) const;
+  caf::error in_verb(const char* verb, const caf::error& error) const;
   caf::error check_user(const char* verb, const any_gpu_ref& ref) const;
   /// Makes the buffer for adopted memory.
   using buffer_maker = std::function<std::shared_ptr<buffer>(device_state& home, std::size_t size)>;

@@ -33,12 +33,14 @@ protected:
   ~operation_watch() = default;
 };
 
-/// The streams of a lane. `collective`: one of several; a communicator has its own while it has
-/// work on the lane. `peer`: one for each other device (`part::peer`), for copies over the link to
-/// it. `lend`: for operations that wait until memory can be lent to another process. `memory`: for
-/// allocations; nothing in it waits, so no allocation waits for a kernel. `user`: the part is work
-/// of a user's stream, over when an event there is; no work of the lane waits for it but what
-/// follows the part. `none`: the part is over when its issue returns.
+/// The streams of a lane. `overlap`: the stream of its predecessor, or one without work, among
+/// `compute` and a few others; chosen when the part is issued. `collective`: one of several; a
+/// communicator has its own while it has work on the lane. `peer`: one for each other device
+/// (`part::peer`), for copies over the link to it. `lend`: for operations that wait until memory
+/// can be lent to another process. `memory`: for allocations; nothing in it waits, so no allocation
+/// waits for a kernel. `user`: the part is work of a user's stream, over when an event there is; no
+/// work of the lane waits for it but what follows the part. `none`: the part is over when its issue
+/// returns.
 enum class stream_kind : std::uint8_t {
   compute,
   upload,
@@ -46,11 +48,12 @@ enum class stream_kind : std::uint8_t {
   memory,
   lend,
   user,
+  overlap,
   collective,
   peer,
   none
 };
-inline constexpr std::size_t stream_count = 8;
+inline constexpr std::size_t stream_count = 9;
 
 /// Returns whether parts of this kind are work in a stream of the lane, behind their predecessors.
 constexpr bool in_lane_stream(stream_kind x) noexcept {
@@ -148,10 +151,12 @@ struct alignas(64) part {
   /// Its operation is settled: a part that was dropped is over, and forgets its predecessors.
   void end_drop() noexcept;
   /// Returns whether both parts, if in flight on one lane at the same time, are in one stream, and
-  /// so finish in order. False for `lend`: it finishes at once if nothing is before it.
+  /// so finish in order. False for `lend`: it finishes at once if nothing is before it. False for
+  /// `overlap`: only the lane knows (`lane::is_before_in_stream`).
   bool shares_stream(const part& other) const noexcept {
     return on == other.on && stream == other.stream && in_lane_stream(stream) &&
-           stream != stream_kind::lend && (stream != stream_kind::peer || peer == other.peer) &&
+           stream != stream_kind::lend && stream != stream_kind::overlap &&
+           (stream != stream_kind::peer || peer == other.peer) &&
            (stream != stream_kind::collective || (tenant != nullptr && tenant == other.tenant));
   }
 };
@@ -370,6 +375,8 @@ public:
 
   // -- called by lanes
 
+  /// Makes what the issue of `p` needs. If it fails, `p` is never issued.
+  virtual caf::error prepare(part&, lane&) { return {}; }
   /// Issues `p` on its lane's stream.
   virtual caf::expected<issue_outcome> issue(part& p, lane& on);
   /// Makes `event` that of the end of the work of `p`, which is the last in its stream.
