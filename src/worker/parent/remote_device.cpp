@@ -42,7 +42,7 @@ bool is_trusted(const caf::error& loss, kept_memory keeps) noexcept {
 /// How many prepared launches are remembered.
 constexpr std::size_t most_prepared = 4096;
 
-std::vector<std::byte> bytes_of(const launch_request& x) {
+std::vector<std::byte> wire_bytes(const launch_request& x) {
   wire_writer result;
   result.put(x);
   const auto bytes = result.bytes();
@@ -361,7 +361,7 @@ caf::error remote_device::run(command what, const registered_call& call,
       return place.error();
     request.verdict.push_back(*place);
   }
-  auto reply = link_->ask_bytes(what, bytes_of(request));
+  auto reply = link_->ask_bytes(what, wire_bytes(request));
   return reply ? caf::error{} : reply.error();
 }
 
@@ -374,7 +374,7 @@ caf::error remote_device::launch_registered(const registered_call& what,
 caf::error remote_device::prepare_registered(const registered_call& what,
                                              stream_view stream) noexcept {
   auto request = as_prepared(what);
-  auto key = bytes_of(request);
+  auto key = wire_bytes(request);
   if (prepared_.contains(key))
     return {};
   if (auto error = run(command::prepare_launch, what, stream))
