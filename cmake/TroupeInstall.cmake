@@ -7,7 +7,7 @@ include(CMakePackageConfigHelpers)
 set(troupe_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/troupe")
 set(troupe_build_package_dir "${PROJECT_BINARY_DIR}/${troupe_package_dir}")
 
-install(TARGETS troupe troupe_testing
+install(TARGETS troupe troupe_testing troupe_blas
   EXPORT troupeTargets
   ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT troupe_dev
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT troupe_runtime
@@ -36,6 +36,10 @@ get_target_property(troupe_type troupe TYPE)
 set(troupe_static FALSE)
 if(troupe_type STREQUAL "STATIC_LIBRARY")
   set(troupe_static TRUE)
+endif()
+set(troupe_static_blas FALSE)
+if(troupe_static AND TROUPE_HAS_BLAS)
+  set(troupe_static_blas TRUE)
 endif()
 configure_package_config_file(
   "${PROJECT_SOURCE_DIR}/cmake/troupeConfig.cmake.in"

@@ -34,24 +34,23 @@ launch_request as_prepared(const registered_call& what) {
           {}};
 }
 
-void prepared_launches::add(launch_request x) {
+void prepared_launches::add(std::vector<std::byte> x) {
   const std::lock_guard lock{mutex_};
+  std::erase(all_, x);
   if (all_.size() == most)
     all_.pop_front();
   all_.push_back(std::move(x));
 }
 
 caf::error prepared_launches::prepare_in(worker_link& spare) const {
-  std::deque<launch_request> all;
+  std::deque<std::vector<std::byte>> all;
   {
     const std::lock_guard lock{mutex_};
     all = all_;
   }
   for (auto& x : all) {
-    wire_writer body;
-    body.put(x);
-    if (auto done = spare.ask_bytes(command::prepare_launch, body.bytes()); !done)
-      log(log_level::info, "a spare has not prepared a launch of " + x.name, done.error());
+    if (auto done = spare.ask_bytes(command::prepare_launch, x); !done)
+      log(log_level::info, "a spare has not prepared a launch", done.error());
     if (auto why = spare.loss())
       return why;
   }

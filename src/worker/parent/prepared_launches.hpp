@@ -23,14 +23,15 @@ class prepared_launches {
 public:
   static constexpr std::size_t most = 256;
 
-  void add(launch_request x);
+  /// @param x a `launch_request` as it is sent
+  void add(std::vector<std::byte> x);
   /// Prepares them in a worker that has no device lane yet. What it cannot prepare is logged.
   /// @errors errc::worker_lost
   caf::error prepare_in(worker_link& spare) const;
 
 private:
   mutable std::mutex mutex_;
-  std::deque<launch_request> all_;
+  std::deque<std::vector<std::byte>> all_; // the last one was prepared last
 };
 
 } // namespace troupe::detail

@@ -373,8 +373,7 @@ caf::error remote_device::launch_registered(const registered_call& what,
 /// Asks the worker only for what it has not prepared yet. The spare prepares it, too.
 caf::error remote_device::prepare_registered(const registered_call& what,
                                              stream_view stream) noexcept {
-  auto request = as_prepared(what);
-  auto key = wire_bytes(request);
+  auto key = wire_bytes(as_prepared(what));
   if (prepared_.contains(key))
     return {};
   if (auto error = run(command::prepare_launch, what, stream))
@@ -383,8 +382,8 @@ caf::error remote_device::prepare_registered(const registered_call& what,
     prepared_.clear();
   if (const auto spare = pool_->spare(ordinal_)) // its loss is noticed elsewhere
     static_cast<void>(spare->tell_bytes(command::prepare_launch, key));
+  pool_->prepared(ordinal_).add(key);
   prepared_.insert(std::move(key));
-  pool_->prepared(ordinal_).add(std::move(request));
   return {};
 }
 

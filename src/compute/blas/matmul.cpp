@@ -1,0 +1,245 @@
+/// The requests of troupe/blas.hpp: they pack their arguments, and the launch unpacks them.
+#include "compute/blas/arguments.hpp"
+#include "compute/blas/host_product.hpp"
+#include "foundation/enum_name.hpp"
+#include <troupe/bytes.hpp>
+#if TROUPE_HAS_CUDA
+#include "compute/blas/lt_products.hpp"
+#endif
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace troupe::blas {
+
+std::string_view to_string(transpose x) noexcept { return detail::enum_name(x); }
+std::string_view to_string(activation x) noexcept { return detail::enum_name(x); }
+std::string_view to_string(precision x) noexcept { return detail::enum_name(x); }
+
+namespace {
+
+constexpr const char* launch_name = "troupe.blas.matmul";
+
+/// A launch of the library with its handles.
+struct packed {
+  product what;
+  std::vector<any_gpu_ref> reads;
+  std::vector<any_gpu_ref> writes;
+};
+
+layout layout_of(const matrix& x) noexcept {
+  layout result;
+  result.rows = x.rows;
+  result.columns = x.columns;
+  result.leading = x.leading != 0 ? x.leading : x.columns;
+  result.batch_stride = x.batch_stride != 0 ? x.batch_stride : x.rows * result.leading;
+  result.type = x.memory.type();
+  result.op = x.op;
+  return result;
+}
+
+/// Returns the part of the memory that the matrices use; all of it if that is too small.
+any_gpu_ref used_of(const matrix& x, std::uint64_t batches) {
+  const auto wanted = extent_of(layout_of(x), batches);
+  const auto part =
+      wanted ? x.memory.slice(0, *wanted) : caf::expected<any_gpu_ref>{wanted.error()};
+  return part ? *part : x.memory;
+}
+
+/// Returns whether the matrices fill all of the memory that they use.
+bool is_dense(const layout& x, std::uint64_t batches) noexcept {
+  return (x.rows == 1 || x.leading == x.columns) &&
+         (batches == 1 || x.batch_stride == x.rows * x.columns);
+}
+
+/// The matrices of a product; each list has one element, or one for each of the batch.
+struct operands {
+  const std::vector<matrix>& a;
+  const std::vector<matrix>& b;
+  const std::vector<matrix>& c;
+  const std::vector<matrix>& d;
+};
+
+void set_options(product& to, const matmul_options& what) {
+  to.alpha[0] = what.alpha.real();
+  to.alpha[1] = what.alpha.imag();
+  to.beta[0] = what.beta.real();
+  to.beta[1] = what.beta.imag();
+  to.function = what.function;
+  to.compute = what.compute;
+  to.deterministic = what.deterministic;
+  const bool bits = what.function == activation::relu || what.function == activation::relu_gradient;
+  to.auxiliary_leading = what.auxiliary_leading != 0 ? what.auxiliary_leading
+                         : bits                      ? (to.columns() + 127) / 128 * 128
+                                                     : to.columns();
+}
+
+packed pack(const operands& m, const matmul_options& what, std::uint64_t batches,
+            bool only_prepares) {
+  packed result;
+  auto& x = result.what;
+  x.a = layout_of(m.a.front());
+  x.b = layout_of(m.b.front());
+  x.c = layout_of(m.c.front());
+  x.d = layout_of(m.d.front());
+  x.batches = batches;
+  x.by_address = m.d.size() > 1;
+  x.reads_c = what.beta != 0.0;
+  x.only_prepares = only_prepares;
+  set_options(x, what);
+  const auto each = x.by_address ? 1 : batches;
+  const auto add = [&](std::vector<any_gpu_ref>& to, const std::vector<matrix>& all) {
+    for (auto& y : all)
+      to.push_back(used_of(y, each));
+  };
+  add(result.reads, m.a);
+  add(result.reads, m.b);
+  if (x.reads_c)
+    add(result.reads, m.c);
+  add(only_prepares ? result.reads : result.writes, m.d);
+  const std::array<const any_gpu_ref*, extras> more{&what.bias,          &what.auxiliary,
+                                                    &what.bias_gradient, &what.a_scale,
+                                                    &what.b_scale,       &what.d_scale};
+  for (std::size_t i = 0; i < extras; ++i) {
+    x.has[i] = static_cast<bool>(*more[i]);
+    if (x.has[i])
+      (x.writes(static_cast<extra>(i)) ? result.writes : result.reads).push_back(*more[i]);
+  }
+  if (!only_prepares && !is_dense(x.d, each))
+    add(result.reads, m.d); // what is between its rows stays
+  return result;
+}
+
+/// Returns `c`, or d if there is none.
+const matrix& c_or_d(const matmul_options& what, const matrix& d) noexcept {
+  return what.c.memory || what.c.rows != 0 ? what.c : d;
+}
+
+packed pack_one(const matrix& a, const matrix& b, const matrix& d, const matmul_options& what,
+                bool only_prepares) {
+  const std::vector<matrix> as{a};
+  const std::vector<matrix> bs{b};
+  const std::vector<matrix> cs{c_or_d(what, d)};
+  const std::vector<matrix> ds{d};
+  return pack({as, bs, cs, ds}, what, what.batches, only_prepares);
+}
+
+pending<void> start(const device& on, packed x, request_options options) {
+  options.overlap = true;
+  return on.launch(launch_name, to_bytes(x.what), std::move(x.reads), std::move(x.writes), options);
+}
+
+caf::error check_alike(const std::vector<matrix>& all, std::size_t number, const char* name) {
+  if (all.size() != number)
+    return make_error(errc::shape_mismatch, std::string{name} + " has " +
+                                                std::to_string(all.size()) + " matrices, and d " +
+                                                std::to_string(number));
+  const auto first = layout_of(all.front());
+  if (std::ranges::any_of(all, [&](auto& x) { return !(layout_of(x) == first); }))
+    return make_error(errc::shape_mismatch,
+                      std::string{"the matrices of "} + name + " are not alike");
+  return {};
+}
+
+/// Returns what a launch with its arguments is; an error if they are not of this library.
+caf::expected<std::pair<product, product_memory>> unpack(std::span<const launch_memory> reads,
+                                                         std::span<const launch_memory> writes,
+                                                         std::span<const std::byte> arguments) {
+  const auto what = from_bytes<product>(arguments);
+  if (!what)
+    return what.error();
+  const auto memory = divide(*what, reads, writes);
+  if (!memory)
+    return make_error(errc::invalid_argument, "the buffers do not belong to the arguments");
+  return std::pair{*what, *memory};
+}
+
+caf::error check_launch(std::span<const launch_memory> reads, std::span<const launch_memory> writes,
+                        std::span<const std::byte> arguments) {
+  const auto x = unpack(reads, writes, arguments);
+  return x ? check(x->first, x->second) : x.error();
+}
+
+caf::error prepare_launch([[maybe_unused]] launch_context& context,
+                          std::span<const launch_memory> reads,
+                          std::span<const launch_memory> writes,
+                          std::span<const std::byte> arguments) {
+  const auto x = unpack(reads, writes, arguments);
+  if (!x)
+    return x.error();
+#if TROUPE_HAS_CUDA
+  if (context.cuda_stream() != nullptr)
+    return prepare_by_lt(context, x->first, x->second);
+#endif
+  return {};
+}
+
+caf::error enqueue_launch(launch_context& context, std::span<const launch_memory> reads,
+                          std::span<const launch_memory> writes,
+                          std::span<const std::byte> arguments) {
+  const auto x = unpack(reads, writes, arguments);
+  if (!x)
+    return x.error();
+  if (x->first.only_prepares)
+    return {};
+#if TROUPE_HAS_CUDA
+  if (context.cuda_stream() != nullptr)
+    return enqueue_by_lt(context, x->first, x->second);
+#endif
+  return context.run_on_host(host_product(x->first, x->second));
+}
+
+[[maybe_unused]] const bool registered = [] {
+#if TROUPE_HAS_CUDA
+  auto error = register_library(lt_library_name, make_lt_products);
+#else
+  caf::error error;
+#endif
+  if (!error)
+    error = register_launch(launch_name, library_launch{.verb = "matmul",
+                                                        .enqueue = enqueue_launch,
+                                                        .check = check_launch,
+                                                        .prepare = prepare_launch});
+  return !error; // else the names are taken: its requests fail
+}();
+
+} // namespace
+
+pending<void> matmul(const device& on, const matrix& a, const matrix& b, const matrix& d,
+                     const matmul_options& what, request_options options) {
+  return start(on, pack_one(a, b, d, what, false), options);
+}
+
+pending<void> matmul(const device& on, const std::vector<matrix>& a, const std::vector<matrix>& b,
+                     const std::vector<matrix>& d, const matmul_options& what,
+                     const std::vector<matrix>& c, request_options options) {
+  if (d.empty())
+    return pending<void>{make_error(errc::invalid_argument, "no matrices")};
+  const auto& of_c = c.empty() ? d : c;
+  caf::error error;
+  if (what.batches != 1 || what.c.memory)
+    error = make_error(errc::invalid_argument, "c and the batch are lists of matrices here");
+  const std::pair<const std::vector<matrix>*, const char*> lists[] = {
+      {&a, "a"}, {&b, "b"}, {&of_c, "c"}, {&d, "d"}};
+  for (auto& [all, name] : lists)
+    if (!error)
+      error = check_alike(*all, d.size(), name);
+  if (error)
+    return pending<void>{std::move(error)};
+  return start(on, pack({a, b, of_c, d}, what, d.size(), false), options);
+}
+
+caf::expected<launch> matmul_message(const matrix& a, const matrix& b, const matrix& d,
+                                     const matmul_options& what, request_options options) {
+  auto x = pack_one(a, b, d, what, false);
+  options.overlap = true;
+  return launch{launch_name, to_bytes(x.what), std::move(x.reads), std::move(x.writes), options};
+}
+
+pending<void> prepare(const device& on, const matrix& a, const matrix& b, const matrix& d,
+                      const matmul_options& what, request_options options) {
+  return start(on, pack_one(a, b, d, what, true), options);
+}
+
+} // namespace troupe::blas
