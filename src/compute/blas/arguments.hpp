@@ -39,16 +39,17 @@ struct product {
   std::uint64_t auxiliary_leading = 0;
   double alpha[2] = {1, 0}; ///< real and imaginary part
   double beta[2] = {0, 0};
-  std::array<bool, extras> has{};
+  // Flags, 0 or 1. A `bool` must not have other values, and these come from outside.
+  std::array<std::uint8_t, extras> has{};
   activation function = activation::none;
   precision compute = precision::standard;
-  bool deterministic = false;
-  bool reads_c = false;
-  bool by_address = false; ///< each matrix of the batch is a handle of its own
-  bool only_prepares = false;
+  std::uint8_t deterministic = 0;
+  std::uint8_t reads_c = 0;
+  std::uint8_t by_address = 0; ///< each matrix of the batch is a handle of its own
+  std::uint8_t only_prepares = 0;
   std::array<std::uint8_t, 4> unused{};
 
-  bool has_extra(extra x) const noexcept { return has[static_cast<std::size_t>(x)]; }
+  bool has_extra(extra x) const noexcept { return has[static_cast<std::size_t>(x)] != 0; }
   std::uint64_t rows() const noexcept { return d.rows; }
   std::uint64_t columns() const noexcept { return d.columns; }
   std::uint64_t inner() const noexcept { return a.used_columns(); }

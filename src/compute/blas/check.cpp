@@ -1,6 +1,7 @@
 /// Checks of matrix products, without a device.
 #include "compute/blas/arguments.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -75,6 +76,10 @@ caf::error check_enumerators(const product& x) {
       return refuse(errc::invalid_argument, "there is no such transpose");
   if (x.function > activation::gelu_gradient || x.compute > precision::tf32)
     return refuse(errc::invalid_argument, "there is no such activation or precision");
+  for (const auto flag : {x.deterministic, x.reads_c, x.by_address, x.only_prepares,
+                          *std::ranges::max_element(x.has)})
+    if (flag > 1)
+      return refuse(errc::invalid_argument, "a flag is neither 0 nor 1");
   if (x.c.op != transpose::none || x.d.op != transpose::none)
     return refuse(errc::invalid_argument, "c and d cannot be transposed");
   return {};

@@ -57,7 +57,7 @@ private:
   static std::string key_of(product x, const alignments& aligned) {
     std::fill(std::begin(x.alpha), std::end(x.alpha), 0.0);
     std::fill(std::begin(x.beta), std::end(x.beta), 0.0);
-    x.only_prepares = false;
+    x.only_prepares = 0;
     std::string result(sizeof x + sizeof aligned, '\0');
     std::memcpy(result.data(), &x, sizeof x);
     std::memcpy(result.data() + sizeof x, aligned.data(), sizeof aligned);
