@@ -1,18 +1,26 @@
 # Install rules, the package's configuration for the install tree and for the build tree, and
-# troupe.pc. The components: troupe_runtime (shared libraries), troupe_dev (what compiling and
-# linking needs) and troupe_tools (programs).
+# troupe.pc. The components: troupe_runtime (shared libraries), troupe_blas (that of products),
+# troupe_dev (what compiling and linking needs) and troupe_tools (programs).
 
 include(CMakePackageConfigHelpers)
 
 set(troupe_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/troupe")
 set(troupe_build_package_dir "${PROJECT_BINARY_DIR}/${troupe_package_dir}")
 
-install(TARGETS troupe troupe_testing troupe_blas
+install(TARGETS troupe troupe_testing
   EXPORT troupeTargets
   ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT troupe_dev
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT troupe_runtime
     NAMELINK_COMPONENT troupe_dev
   RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT troupe_runtime
+  FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT troupe_dev)
+
+install(TARGETS troupe_blas
+  EXPORT troupeTargets
+  ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT troupe_dev
+  LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT troupe_blas
+    NAMELINK_COMPONENT troupe_dev
+  RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT troupe_blas
   FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT troupe_dev)
 
 # Not in the header set, whose headers are compiled each: they need headers that are not ours.
