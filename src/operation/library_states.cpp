@@ -26,6 +26,7 @@ public:
 } // namespace
 
 caf::error library_states::make(backend_device& on, int ordinal, stream_view stream) {
+  drop(); // of an attempt that failed
   const auto all = registered_libraries();
   if (all.empty())
     return {};
