@@ -136,6 +136,8 @@ void write_refs(json_writer& to, const flight_entry& x) {
 
 void write_entry(json_writer& to, const flight_entry& x) {
   to.line().open('{').member("operation", x.operation).member("verb", std::string_view{x.verb});
+  if (x.step != 0)
+    to.member("step", x.step);
   to.member("part", x.part).member("rank", x.rank).member("world", x.world.id);
   to.member("epoch", x.epoch).member("generation", x.generation).member("count", x.count);
   to.key("dtype");
