@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -83,9 +84,7 @@ struct recorded_group {
 };
 
 struct recorded_request {
-  static constexpr int all_ranks = -1;
-
-  int rank = all_ranks; ///< of a request to the device of one rank
+  std::optional<int> rank = {}; ///< of a request to the device of one rank
   std::variant<recorded_fill, recorded_copy, recorded_launch, named_collective, recorded_group>
       what;
 };

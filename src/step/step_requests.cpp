@@ -26,11 +26,11 @@ public:
 
   step_request bind(const recorded_request& x) {
     step_request result;
-    if (x.rank == recorded_request::all_ranks) {
+    if (!x.rank) {
       result.ranks.resize(ranks_);
       std::iota(result.ranks.begin(), result.ranks.end(), std::size_t{0});
-    } else if (is_rank("rank", x.rank)) {
-      result.ranks.push_back(static_cast<std::size_t>(x.rank));
+    } else if (is_rank("rank", *x.rank)) {
+      result.ranks.push_back(static_cast<std::size_t>(*x.rank));
     }
     std::visit([&](auto& what) { bind(what, result); }, x.what);
     return result;
