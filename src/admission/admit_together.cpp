@@ -26,7 +26,7 @@ std::vector<use> without_reads_of(batch earlier, std::span<const use> uses) {
     std::vector<unreadable_range> open{{u.begin, u.end, {}}};
     for (auto& x : earlier)
       for (auto& w : x->uses())
-        if (w.memory == u.memory && w.writes && !w.reads)
+        if (w.memory == u.memory && w.writes) // what it reads itself was checked
           cut_out(open, w.begin, w.end);
     for (auto& x : open)
       result.push_back({u.memory, x.begin, x.end, true, false, u.part, u.accepted});

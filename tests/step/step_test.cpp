@@ -1,7 +1,6 @@
 /// Recorded steps.
 #include "step/step_launches.hpp"
 #include "support/folder.hpp"
-#include "support/random.hpp"
 #include "support/world_fixture.hpp"
 #include <troupe/troupe.hpp>
 
@@ -456,32 +455,6 @@ TEST_F(Step, ThatIsCancelledRunsNoRequestThatHasNotBegun) {
     EXPECT_TRUE(is_ok(answer_of(one)));
   EXPECT_EQ(content(z), same(1)) << "it is as if the step had never been made";
   held.open();
-}
-
-/// A request that was cancelled is as if it had never been made: what follows it must not run.
-TEST_F(Step, IsCancelledFromItsEnd) {
-  TROUPE_HOST_ONLY("the launch computes on the host");
-  recording r;
-  for (element i = 1; i <= 20; ++i)
-    map(r, {1, 1}, i % 2 != 0 ? "x" : "y", i % 2 != 0 ? "y" : "x");
-  r.copy("seen", "x");
-  auto x = filled(0), y = filled(0), seen = filled(0);
-  const auto step = must(w_.record(r, {{"x", x}, {"y", y}, {"seen", seen}}));
-  for (int i = 0; i < 200; ++i) {
-    must(answer_of(w_.fill(x, 0)));
-    must(answer_of(w_.fill(y, 100)));
-    must(answer_of(w_.fill(seen, 0)));
-    auto done = step.run();
-    std::this_thread::sleep_for(std::chrono::microseconds{pick(random_, 0, 300)});
-    done.cancel();
-    if (const auto why = error_of(answer_of(done, at_once)); why) {
-      ASSERT_TRUE(has_code(why, errc::cancelled));
-    }
-    for (auto& one : content(x))
-      ASSERT_LE(one[0], 20u) << "round " << i << ": a request ran without the one before it";
-    for (auto& one : content(seen))
-      ASSERT_TRUE(one[0] == 0 || one[0] == 20) << "round " << i << ": " << one[0];
-  }
 }
 
 TEST_F(Step, RunsWholeOrNotAtAll) {
