@@ -670,6 +670,8 @@ TEST_F(StepWithShortQueues, EntersTheQueueOfAWorldWholeOrNotAtAll) {
   auto done = step.run({.room = room_policy::refuse});
   EXPECT_FALSE(done.ready());
   EXPECT_TRUE(has_code(answer_of(w_.barrier({.room = room_policy::refuse})), errc::overloaded));
+  const auto another = must(w_.record(recording{}.barrier(), {}));
+  EXPECT_TRUE(has_code(answer_of(another.run({.room = room_policy::refuse})), errc::overloaded));
   plan_->release();
   EXPECT_TRUE(is_ok(answer_of(done)));
   element want = 1;
