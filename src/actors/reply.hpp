@@ -2,6 +2,7 @@
 #pragma once
 
 #include "actors/answer_spinner.hpp"
+#include "actors/let_go.hpp"
 #include "operation/operation.hpp"
 #include "runtime/runtime.hpp"
 #include <troupe/detail/caf_compat.hpp>
@@ -27,7 +28,7 @@ void reply_when_answered(runtime* owner, const std::shared_ptr<operation_of<T>>&
                          std::shared_ptr<const void> keep) {
   if (owner != nullptr)
     owner->reply_to_actor(*op);
-  op->on_answer([op, to, replier, keep = std::move(keep)] {
+  op->on_answer([op, to, replier, keep = std::move(keep)]() mutable {
     if (!to.requester || !to.id.is_request())
       return;
     auto content = [&] {
@@ -39,6 +40,7 @@ void reply_when_answered(runtime* owner, const std::shared_ptr<operation_of<T>>&
         return caf::make_message(op->value);
     }();
     enqueue_response(to.requester, replier, to.id, std::move(content), to.spinner);
+    let_go(std::move(to.requester));
   });
   if (to.spinner != nullptr && !op->completed())
     to.spinner->wake();

@@ -302,6 +302,7 @@ private:
   bool drop_failed() noexcept;
   bool is_held() noexcept;
   verdict try_issue(part& p);
+  bool prepare(part& p);
   void choose_stream(part& p);
   std::size_t stream_for_overlap(const part& p);
   caf::error check_generation(const part& p) const;

@@ -79,6 +79,8 @@ lane::verdict lane::try_issue(part& p) {
   auto error = provide_stream_of(p);
   if (!joins_run(p))
     end_run();
+  if (!prepare(p))
+    return wait_for_owner(p);
   if (!op.claim_issue(p)) {
     skip(p);
     return verdict::gone;
@@ -88,9 +90,6 @@ lane::verdict lane::try_issue(part& p) {
     error = check_generation(p);
   if (!error && !op.lost_a_part())
     error = note(wait_for_what_is_before(p));
-  if (!error)
-    if (auto why = note(op.prepare(p, *this)))
-      error = in_full(p, why);
   if (owner_tells(error))
     return wait_for_owner(p);
   if (error || !op.begin_issue(p)) {
@@ -115,6 +114,22 @@ lane::verdict lane::try_issue(part& p) {
   after_issue(p, outcome);
   issuing_.store(!nothing_continues());
   return verdict::gone;
+}
+
+/// Lets the operation of `p` make what its issue needs. If that fails, the operation does not run.
+/// Returns false if the device is lost.
+bool lane::prepare(part& p) {
+  auto& op = *p.of;
+  if (op.withdrawn() || op.failed())
+    return true;
+  auto why = note(op.prepare(p, *this));
+  if (!why)
+    return true;
+  if (owner_tells(why))
+    return false;
+  why = in_full(p, why);
+  op.take_back(early_end::expired, [&] { return why; });
+  return true;
 }
 
 void lane::choose_stream(part& p) {

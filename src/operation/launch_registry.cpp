@@ -22,10 +22,10 @@ struct launch_registry {
   std::vector<std::pair<std::string, library_maker>> libraries;
 };
 
-launch_registry& registry() { return detail::never_destroyed<launch_registry>(); }
+launch_registry& launches() { return detail::never_destroyed<launch_registry>(); }
 
 caf::error add_launch(std::string name, bool is_callable, any_launch x) {
-  auto& all = registry();
+  auto& all = launches();
   std::lock_guard lock{all.mutex};
   if (!is_callable || name.empty())
     return make_error(errc::invalid_argument, "a launch needs a name and a function");
@@ -36,7 +36,7 @@ caf::error add_launch(std::string name, bool is_callable, any_launch x) {
 
 /// Returns the launch of that name and type; an empty one if there is none.
 template <class T> T find_as(const std::string& name) {
-  auto& all = registry();
+  auto& all = launches();
   std::lock_guard lock{all.mutex};
   const auto i = all.launches.find(name);
   const auto* found = i != all.launches.end() ? std::get_if<T>(&i->second) : nullptr;
@@ -57,7 +57,7 @@ caf::error register_launch(std::string name, library_launch launch) {
 }
 
 caf::error register_library(std::string name, library_maker make) {
-  auto& all = registry();
+  auto& all = launches();
   std::lock_guard lock{all.mutex};
   if (!make || name.empty())
     return make_error(errc::invalid_argument, "a library needs a name and a function");
@@ -78,7 +78,7 @@ std::shared_ptr<const library_launch> find_library_launch(const std::string& nam
 }
 
 std::vector<std::pair<std::string, library_maker>> registered_libraries() {
-  auto& all = registry();
+  auto& all = launches();
   std::lock_guard lock{all.mutex};
   return all.libraries;
 }

@@ -385,7 +385,8 @@ public:
 
   // -- called by lanes
 
-  /// Makes what the issue of `p` needs. If it fails, `p` is never issued.
+  /// Makes what the issue of `p` needs. If it fails, the operation does not run. Only for
+  /// operations with one part.
   virtual caf::error prepare(part&, lane&) { return {}; }
   /// Issues `p` on its lane's stream.
   virtual caf::expected<issue_outcome> issue(part& p, lane& on);

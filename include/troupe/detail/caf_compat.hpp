@@ -255,6 +255,11 @@ inline void run_in_pool(caf::actor_system& sys, caf::resumable* job) {
 /// Puts `job`, which has just run, behind the other jobs of a worker.
 inline void run_later(caf::resumable* job, pool_context* on) { on->delay(job); }
 
+/// Returns whether the actor has ended, or is about to on a thread that has a handle of it.
+inline bool has_ended(const caf::abstract_actor& x) {
+  return x.getf(caf::abstract_actor::is_terminated_flag);
+}
+
 /// Puts a response into the mailbox of `receiver`; callable from any thread. If that makes an actor
 /// of the pool runnable, it goes to `runs_on`, or to the pool if `runs_on` is null.
 inline void enqueue_response(const caf::strong_actor_ptr& receiver,
@@ -458,6 +463,10 @@ inline void run_in_pool(caf::actor_system& sys, caf::resumable* job) {
 }
 
 inline void run_later(caf::resumable* job, pool_context* on) { on->exec_later(job); }
+
+inline bool has_ended(const caf::abstract_actor& x) {
+  return x.getf(caf::abstract_actor::is_cleaned_up_flag);
+}
 
 inline void enqueue_response(const caf::strong_actor_ptr& receiver,
                              const caf::strong_actor_ptr& sender, caf::message_id request,

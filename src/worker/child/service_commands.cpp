@@ -367,18 +367,29 @@ caf::error worker_service::launch(command what, wire_reader& body) {
       verdict = reinterpret_cast<std::int32_t*>(word);
     else
       return no_such("host memory");
-  return on(x.stream, [&](stream_view s) {
-    service_context context{*device_, options_.device, s, libraries_, verdict, options_.on_fault};
-    if (const auto library = find_library_launch(x.name))
-      return call_library_on(*device_, x.name, 0, [&] {
-        const auto& f = what == command::launch ? library->enqueue : library->prepare;
-        return f ? f(context, x.reads, x.writes, x.arguments) : caf::error{};
-      });
-    if (const auto function = find_launch(x.name); function && what == command::launch)
-      return launch(function, context, x);
-    return make_error(errc::invalid_argument,
-                      "no launch is registered in the worker as \"" + x.name + "\"");
-  });
+  if (what == command::prepare_launch && x.stream == 0) {
+    auto stream = take(ready_streams_, [this] { return device_->create_stream(); });
+    if (!stream)
+      return stream.error();
+    ready_streams_.push_back(*stream);
+    return launch(what, x, *stream, nullptr);
+  }
+  return on(x.stream, [&](stream_view s) { return launch(what, x, s, verdict); });
+}
+
+caf::error worker_service::launch(command what, const launch_request& x, stream_view stream,
+                                  std::int32_t* verdict) {
+  service_context context{*device_,   options_.device, stream,
+                          libraries_, verdict,         options_.on_fault};
+  if (const auto library = find_library_launch(x.name))
+    return call_library_on(*device_, x.name, 0, [&] {
+      const auto& f = what == command::launch ? library->enqueue : library->prepare;
+      return f ? f(context, x.reads, x.writes, x.arguments) : caf::error{};
+    });
+  if (const auto function = find_launch(x.name); function && what == command::launch)
+    return launch(function, context, x);
+  return make_error(errc::invalid_argument,
+                    "no launch is registered in the worker as \"" + x.name + "\"");
 }
 
 caf::error worker_service::launch(const registered_launch& function, launch_context& context,

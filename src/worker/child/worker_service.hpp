@@ -102,6 +102,8 @@ private:
   caf::error copy(const copy_args& x);
   caf::error open_memory();
   caf::error launch(command what, wire_reader& body);
+  caf::error launch(command what, const launch_request& x, stream_view stream,
+                    std::int32_t* verdict);
   caf::error launch(const registered_launch& function, launch_context& context,
                     const launch_request& x);
   caf::error enqueue(wire_reader& body);

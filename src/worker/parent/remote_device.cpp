@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <chrono>
 #include <cstring>
 #include <string>
@@ -43,19 +42,9 @@ bool is_trusted(const caf::error& loss, kept_memory keeps) noexcept {
 /// How many prepared launches are remembered.
 constexpr std::size_t most_prepared = 4096;
 
-/// Returns what a library may look at when it prepares a launch.
-std::vector<std::byte> key_of(const registered_call& what) {
+std::vector<std::byte> wire_bytes(const launch_request& x) {
   wire_writer result;
-  result.put(std::string{what.name});
-  for (const auto& all : {what.reads, what.writes}) {
-    result.put(all.size());
-    for (const auto& x : all) {
-      const auto alignment = std::countr_zero(address_of(x.address) | 256);
-      result.put(
-          launch_memory{reinterpret_cast<void*>(std::uintptr_t{1} << alignment), x.count, x.type});
-    }
-  }
-  result.put(std::vector<std::byte>{what.arguments.begin(), what.arguments.end()});
+  result.put(x);
   const auto bytes = result.bytes();
   return {bytes.begin(), bytes.end()};
 }
@@ -372,9 +361,7 @@ caf::error remote_device::run(command what, const registered_call& call,
       return place.error();
     request.verdict.push_back(*place);
   }
-  wire_writer body;
-  body.put(request);
-  auto reply = link_->ask_bytes(what, body.bytes());
+  auto reply = link_->ask_bytes(what, wire_bytes(request));
   return reply ? caf::error{} : reply.error();
 }
 
@@ -383,17 +370,21 @@ caf::error remote_device::launch_registered(const registered_call& what,
   return run(command::launch, what, stream);
 }
 
-/// Asks the worker only for what it has not prepared yet.
+/// Asks the worker only for what it has not prepared yet. The spare prepares it, too.
 caf::error remote_device::prepare_registered(const registered_call& what,
                                              stream_view stream) noexcept {
-  auto key = key_of(what);
+  auto request = as_prepared(what);
+  auto key = wire_bytes(request);
   if (prepared_.contains(key))
     return {};
   if (auto error = run(command::prepare_launch, what, stream))
     return error;
   if (prepared_.size() == most_prepared)
     prepared_.clear();
+  if (const auto spare = pool_->spare(ordinal_)) // its loss is noticed elsewhere
+    static_cast<void>(spare->tell_bytes(command::prepare_launch, key));
   prepared_.insert(std::move(key));
+  pool_->prepared(ordinal_).add(std::move(request));
   return {};
 }
 

@@ -37,7 +37,7 @@ enum class command : std::uint16_t {
   copy,               ///< copy_args
   fill,               ///< fill_args
   launch,             ///< launch_request
-  prepare_launch,     ///< launch_request
+  prepare_launch,     ///< launch_request; its stream may be 0
   enqueue,            ///< enqueue_args, then the calls
   asynchronous_error, ///< communicator_key
   can_access_peer,    ///< ordinal; reply: bool
