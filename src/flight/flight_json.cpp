@@ -17,8 +17,11 @@ namespace troupe::detail {
 
 namespace {
 
-constexpr std::array<std::string_view, stream_count + 1> stream_names{
-    "compute", "upload", "download", "memory", "lend", "user", "collective", "peer", "none"};
+/// In the order of `stream_kind`.
+constexpr auto stream_names =
+    std::to_array<std::string_view>({"compute", "upload", "download", "memory", "lend", "user",
+                                     "overlap", "collective", "peer", "none"});
+static_assert(stream_names.size() == stream_count + 1);
 
 /// Writes JSON values one after the other, and sets the commas.
 class json_writer {
