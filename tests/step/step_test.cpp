@@ -36,6 +36,8 @@ protected:
   explicit Step(system_options options = {.devices = 3}, const world_config& config = {})
       : system_(std::move(options)), w_(system_.open_world(config)) {}
 
+  void SetUp() override { TROUPE_NEEDS_DEVICES(2); }
+
   refs allocate(std::size_t n = count) { return must(w_.allocate<element>(n)); }
   refs filled(element value, std::size_t n = count) {
     auto result = allocate(n);
