@@ -20,6 +20,20 @@ clock::time_point device_core::deadline_of(const request_options& options) const
   return from_now(options.deadline.count() != 0 ? options.deadline : deadline_);
 }
 
+device_core device_core::into(operation_batch& batch) const {
+  auto result = *this;
+  result.batch_ = &batch;
+  return result;
+}
+
+void device_core::submit(const std::shared_ptr<operation>& op,
+                         const request_options& options) const {
+  if (batch_ != nullptr)
+    batch_->push_back(op);
+  else
+    runtime_->start(op, options);
+}
+
 namespace {
 
 template <class Operation>
@@ -45,7 +59,7 @@ auto device_core::start(const char* verb, caf::error why, const request_options&
   op->parts()[0].on = worker_.get();
   if constexpr (is_launch<Operation>)
     set_overlap(*op, options);
-  runtime_->start(op, options);
+  submit(op, options);
   return op;
 }
 

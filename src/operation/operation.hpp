@@ -242,6 +242,14 @@ public:
       x.accepted = skipped_reads::of(number);
   }
 
+  /// Makes the operation one of a step: the request is the run of the step, which has this number.
+  /// Called before admission.
+  void set_step(std::uint64_t number) noexcept { step_ = number; }
+  /// Returns the number of the run of a step that it belongs to; 0: of none.
+  std::uint64_t step() const noexcept { return step_; }
+  /// Returns the number of its request: the run of a step, or the operation itself.
+  std::uint64_t request_number() const noexcept { return step_ != 0 ? step_ : number(); }
+
   /// Makes the operation an attempt of the request of `x`, which may be made again after a loss.
   /// Called before admission.
   void set_retries(std::shared_ptr<retry_record> x) noexcept { retries_ = std::move(x); }
@@ -314,6 +322,8 @@ public:
   virtual caf::error on_check(locked) const { return {}; }
   /// Makes the last check before the operation gets its position in the order.
   virtual caf::error on_admit(locked, queue_bound) { return {}; }
+  /// Undoes `on_admit`: another operation that was to be admitted with this one is refused.
+  virtual void on_refuse(locked) noexcept {}
   /// Gives the operation its position in the order. `now`: nanoseconds of `clock`.
   void admitted(locked, std::int64_t now);
   /// Returns the position of the operation that was admitted last.
@@ -521,7 +531,9 @@ private:
 
   std::vector<dependent_failure> mark_buffers(locked lock, const caf::error& cause,
                                               const std::vector<follower>& successors);
-  std::uint64_t identity_of(const use& u) const noexcept { return u.accepted.identity(number()); }
+  std::uint64_t identity_of(const use& u) const noexcept {
+    return u.accepted.identity(request_number());
+  }
   static void mark_unreadable(locked lock, const std::shared_ptr<buffer>& memory,
                               const buffer::unreadable_range& x,
                               const std::vector<follower>& successors,
@@ -533,6 +545,7 @@ private:
 
   const char* verb_;
   std::uint64_t number_;
+  std::uint64_t step_ = 0;
   static std::uint64_t last_position_; // under the admission lock
   std::uint64_t position_ = 0;
   part_list parts_;
@@ -562,6 +575,9 @@ private:
   std::atomic<operation_watch*> kept_by_{nullptr};
   bool stall_reported_ = false;
 };
+
+/// Operations that one caller admits together, in their order.
+using operation_batch = std::vector<std::shared_ptr<operation>>;
 
 /// Result type of operations without a result.
 struct nothing {};
