@@ -57,6 +57,10 @@ struct product {
   std::size_t handles() const noexcept {
     return by_address ? static_cast<std::size_t>(batches) : 1;
   }
+  /// Returns whether the auxiliary has bits: that of `relu`.
+  bool has_bits() const noexcept {
+    return function == activation::relu || function == activation::relu_gradient;
+  }
   bool writes_auxiliary() const noexcept {
     return function == activation::relu || function == activation::gelu;
   }
@@ -95,5 +99,9 @@ caf::error check(const product& x, const product_memory& memory);
 /// Returns how many elements of a buffer a matrix of that layout needs, with its batch.
 /// @errors errc::out_of_range: more than can be counted
 caf::expected<std::uint64_t> extent_of(const layout& x, std::uint64_t batches);
+
+/// Returns how many elements of that memory the product uses.
+/// @errors errc::out_of_range: more than can be counted
+caf::expected<std::uint64_t> extent_of(const product& x, extra which);
 
 } // namespace troupe::blas

@@ -46,6 +46,11 @@ bool fit(dtype a, dtype b, dtype d) noexcept {
   }
 }
 
+bool is_int32(double x) noexcept {
+  using limits = std::numeric_limits<std::int32_t>;
+  return x >= limits::min() && x <= limits::max() && x == std::trunc(x);
+}
+
 caf::error check_types(const product& x) {
   const auto name = [](dtype t) { return std::string{to_string(t)}; };
   for (const auto t : {x.a.type, x.b.type, x.c.type, x.d.type})
@@ -64,9 +69,8 @@ caf::error check_types(const product& x) {
                   "products of float8 need a as it is and b transposed (Hopper)");
   if (!is_complex(x.d.type) && (x.alpha[1] != 0 || x.beta[1] != 0))
     return refuse(errc::invalid_argument, "alpha and beta are complex, and the result is not");
-  if (x.d.type == dtype::int32 &&
-      (x.alpha[0] != std::trunc(x.alpha[0]) || x.beta[0] != std::trunc(x.beta[0])))
-    return refuse(errc::invalid_argument, "alpha and beta of integers have to be integers");
+  if (x.d.type == dtype::int32 && !(is_int32(x.alpha[0]) && is_int32(x.beta[0])))
+    return refuse(errc::invalid_argument, "alpha and beta of int32 have to be values of int32");
   return {};
 }
 
@@ -111,6 +115,9 @@ caf::error check_shape(const product& x) {
       return refuse(errc::not_supported, "more than 2^31 - 1 rows, columns or batches");
   if (x.batches == 0)
     return refuse(errc::invalid_argument, "no batches");
+  if (x.by_address && (x.batches == 1 || x.only_prepares))
+    return refuse(errc::invalid_argument,
+                  "a batch by address has several matrices, and cannot only be prepared");
   if (x.batches > 1 && !x.by_address) {
     const auto own = x.d.rows * x.d.leading - (x.d.leading - x.d.columns);
     if (x.d.batch_stride < own)
@@ -158,69 +165,90 @@ caf::error check_room(const product& x, const layout& of, std::span<const launch
   return {};
 }
 
-caf::error check_vector(const launch_memory* m, std::uint64_t count, dtype type, const char* name) {
-  if (m == nullptr)
-    return {};
-  if (m->type != type)
-    return refuse(errc::shape_mismatch,
-                  std::string{name} + " has to be of " + std::string{to_string(type)});
-  if (m->count < count)
-    return refuse(errc::out_of_range, std::string{name} + " needs " + std::to_string(count) +
-                                          " elements, and has " + std::to_string(m->count));
+dtype type_of(const product& x, extra which) noexcept {
+  switch (which) {
+  case extra::bias:
+  case extra::bias_gradient:
+    return x.bias_type();
+  case extra::auxiliary:
+    return x.has_bits() ? dtype::uint8 : x.bias_type();
+  default:
+    return dtype::float32;
+  }
+}
+
+caf::error check_extras(const product& x, const product_memory& memory) {
+  constexpr const char* names[extras] = {"the bias",    "the auxiliary", "the bias gradient",
+                                         "the a_scale", "the b_scale",   "the d_scale"};
+  if (x.has_extra(extra::auxiliary) &&
+      (x.auxiliary_leading < x.columns() || (x.has_bits() && x.auxiliary_leading % 128 != 0)))
+    return refuse(errc::invalid_argument,
+                  x.has_bits() ? "rows of bits begin at multiples of 128, and have all columns"
+                               : "rows of the auxiliary do not have all columns");
+  for (std::size_t i = 0; i < extras; ++i) {
+    const auto* m = memory.more[i];
+    if (m == nullptr)
+      continue;
+    const auto which = static_cast<extra>(i);
+    const auto wanted = extent_of(x, which);
+    if (!wanted)
+      return wanted.error();
+    if (m->type != type_of(x, which))
+      return refuse(errc::shape_mismatch, std::string{names[i]} + " has to be of " +
+                                              std::string{to_string(type_of(x, which))});
+    if (m->count < *wanted)
+      return refuse(errc::out_of_range, std::string{names[i]} + " needs " +
+                                            std::to_string(*wanted) + " elements, and has " +
+                                            std::to_string(m->count));
+  }
   return {};
 }
 
-caf::error check_auxiliary(const product& x, const launch_memory* m) {
-  if (m == nullptr)
-    return {};
-  const bool bits = x.function == activation::relu || x.function == activation::relu_gradient;
-  if (x.auxiliary_leading < x.columns() || (bits && x.auxiliary_leading % 128 != 0))
-    return refuse(errc::invalid_argument,
-                  bits ? "rows of bits begin at multiples of 128, and have all columns"
-                       : "rows of the auxiliary do not have all columns");
-  layout of{x.rows(), bits ? x.auxiliary_leading / 8 : x.columns(),
-            bits ? x.auxiliary_leading / 8 : x.auxiliary_leading};
-  const auto wanted = extent_of(of, 1);
-  if (!wanted)
-    return wanted.error();
-  return check_vector(m, *wanted, bits ? dtype::uint8 : x.bias_type(), "the auxiliary");
-}
+/// Memory that a product uses.
+struct used_bytes {
+  const std::byte* begin;
+  const std::byte* end;
+  bool written;
+};
 
-bool overlap(const launch_memory& a, const launch_memory& b) noexcept {
-  const auto* x = static_cast<const std::byte*>(a.address);
-  const auto* y = static_cast<const std::byte*>(b.address);
-  return x < y + b.size_bytes() && y < x + a.size_bytes();
+/// Returns all memory of the product. A matrix of c that is also the one of d is left out.
+std::vector<used_bytes> all_used(const product& x, const product_memory& memory) {
+  std::vector<used_bytes> result;
+  const auto add = [&](const launch_memory& m, bool written) {
+    const auto* begin = static_cast<const std::byte*>(m.address);
+    result.push_back({begin, begin + m.size_bytes(), written});
+  };
+  for (auto list : {memory.a, memory.b})
+    for (auto& m : list)
+      add(m, false);
+  for (auto& m : memory.d)
+    add(m, true);
+  const bool has_strides = x.batches > 1 && !x.by_address;
+  const bool alike = x.c.leading == x.d.leading && x.c.type == x.d.type &&
+                     (!has_strides || x.c.batch_stride == x.d.batch_stride);
+  for (std::size_t i = 0; i < memory.c.size(); ++i)
+    if (!alike || memory.c[i].address != memory.d[i].address)
+      add(memory.c[i], false);
+  for (std::size_t i = 0; i < extras; ++i)
+    if (memory.more[i] != nullptr)
+      add(*memory.more[i], x.writes(static_cast<extra>(i)));
+  return result;
 }
 
 /// Checks that nothing that is written overlaps anything else, but d may be c.
 caf::error check_overlap(const product& x, const product_memory& memory) {
-  std::vector<const launch_memory*> written;
-  std::vector<const launch_memory*> read;
-  for (auto& m : memory.d)
-    written.push_back(&m);
-  for (auto list : {memory.a, memory.b})
-    for (auto& m : list)
-      read.push_back(&m);
-  for (std::size_t i = 0; i < extras; ++i)
-    if (const auto* m = memory.more[i]; m != nullptr) {
-      (x.writes(static_cast<extra>(i)) ? written : read).push_back(m);
-    }
-  for (std::size_t i = 0; i < written.size(); ++i) {
-    for (const auto* m : read)
-      if (overlap(*written[i], *m))
-        return refuse(errc::invalid_argument, "what is written overlaps what is read");
-    for (std::size_t j = 0; j < i; ++j)
-      if (overlap(*written[i], *written[j]))
-        return refuse(errc::invalid_argument, "two results overlap");
+  auto all = all_used(x, memory);
+  std::ranges::sort(all, {}, &used_bytes::begin);
+  const std::byte* end = nullptr;         // of all before
+  const std::byte* end_written = nullptr; // of all that is written before
+  for (auto& m : all) {
+    if (m.begin < (m.written ? end : end_written))
+      return refuse(errc::invalid_argument,
+                    "what is written overlaps what else is used; c may only be d itself");
+    end = std::max(end, m.end);
+    if (m.written)
+      end_written = std::max(end_written, m.end);
   }
-  for (std::size_t i = 0; i < memory.c.size(); ++i)
-    for (std::size_t j = 0; j < written.size(); ++j) {
-      const bool same = j == i && memory.c[i].address == written[j]->address &&
-                        x.c.leading == x.d.leading && x.c.batch_stride == x.d.batch_stride &&
-                        x.c.type == x.d.type;
-      if (!same && overlap(memory.c[i], *written[j]))
-        return refuse(errc::invalid_argument, "c overlaps the result, and is not the same matrix");
-    }
   return {};
 }
 
@@ -234,6 +262,20 @@ caf::expected<std::uint64_t> extent_of(const layout& x, std::uint64_t batches) {
       __builtin_add_overflow(rows, x.columns, &rows) || __builtin_add_overflow(all, rows, &all))
     return refuse(errc::out_of_range, "a matrix that is empty, or has more elements than memory");
   return all;
+}
+
+caf::expected<std::uint64_t> extent_of(const product& x, extra which) {
+  switch (which) {
+  case extra::bias:
+  case extra::bias_gradient:
+    return x.columns();
+  case extra::auxiliary: {
+    const auto leading = x.has_bits() ? x.auxiliary_leading / 8 : x.auxiliary_leading;
+    return extent_of(layout{x.rows(), x.has_bits() ? leading : x.columns(), leading}, 1);
+  }
+  default:
+    return std::uint64_t{1};
+  }
 }
 
 std::optional<product_memory> divide(const product& x, std::span<const launch_memory> reads,
@@ -274,15 +316,7 @@ caf::error check(const product& x, const product_memory& memory) {
     if (auto error = check_room(x, *matrices[i].first, matrices[i].second, names[i]);
         error && !matrices[i].second.empty())
       return error;
-  auto error = check_vector(memory[extra::bias], x.columns(), x.bias_type(), "the bias");
-  if (!error)
-    error =
-        check_vector(memory[extra::bias_gradient], x.columns(), x.bias_type(), "the bias gradient");
-  for (const auto s : {extra::a_scale, extra::b_scale, extra::d_scale})
-    if (!error)
-      error = check_vector(memory[s], 1, dtype::float32, "a scale");
-  if (!error)
-    error = check_auxiliary(x, memory[extra::auxiliary]);
+  const auto error = check_extras(x, memory);
   return error ? error : check_overlap(x, memory);
 }
 

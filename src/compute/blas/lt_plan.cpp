@@ -203,8 +203,7 @@ caf::error lt_plan::describe_function(const product& x) {
   if (!error && x.has_extra(extra::auxiliary)) {
     error =
         set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<std::int64_t>(x.auxiliary_leading));
-    const bool bits = x.function == activation::relu || x.function == activation::relu_gradient;
-    if (!error && !bits)
+    if (!error && !x.has_bits())
       error = set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, to_cuda(x.bias_type()));
   }
   return error;
