@@ -61,6 +61,19 @@ void run(caf::actor_system& sys) {
   must(back.wait());
   check(must(device.download(y)) == std::vector<float>(rows * outputs, 8.0f), "the gradient");
   check(must(device.download(sums)) == std::vector<float>(outputs, 256.0f), "the sums");
+  const auto world = must(troupe::world::open(sys, {.devices = {0}}));
+  // [record]
+  troupe::recording r;
+  blas::matmul(r, {"x", rows, inputs}, {"w", inputs, outputs}, {"y", rows, outputs},
+               {.bias = "bias"});
+  r.all_reduce("y");
+  // [record]
+  const auto step = must(world.record(r, {{"x", std::vector{x}},
+                                          {"w", std::vector{w}},
+                                          {"y", std::vector{y}},
+                                          {"bias", std::vector{bias}}}));
+  must(step.run().wait());
+  check(must(device.download(y)) == std::vector<float>(rows * outputs, 33.0f), "the step");
 }
 
 } // namespace

@@ -4,6 +4,7 @@
 #include <troupe/device.hpp>
 #include <troupe/gpu_ref.hpp>
 #include <troupe/pending.hpp>
+#include <troupe/recording.hpp>
 
 #include <complex>
 #include <cstdint>
@@ -38,40 +39,45 @@ enum class precision : std::uint8_t {
 std::string_view to_string(precision x) noexcept;
 
 /// A matrix, or the first one of a batch, in row-major order: element (i, j) is at i * leading + j.
-struct matrix {
-  any_gpu_ref memory = {};
+/// `Memory`: `any_gpu_ref`, or `buffer_name` in a recorded step.
+template <class Memory> struct basic_matrix {
+  Memory memory = {};
   std::uint64_t rows = 0; ///< as it is stored
   std::uint64_t columns = 0;
   transpose op = transpose::none;
   std::uint64_t leading = 0;      ///< elements from one row to the next; 0: as many as columns
   std::uint64_t batch_stride = 0; ///< elements from one matrix to the next; 0: they are adjacent
 };
+using matrix = basic_matrix<any_gpu_ref>;
+using named_matrix = basic_matrix<buffer_name>;
 
 /// Options of a matrix product. Vectors have an element for each column of the result.
-struct matmul_options {
+template <class Memory> struct basic_matmul_options {
   std::complex<double> alpha = 1.0; ///< real, unless the result is complex
   std::complex<double> beta = 0.0;
   /// Is added, times `beta`. Without memory: the result's own former content.
-  matrix c = {};
+  basic_matrix<Memory> c = {};
   std::uint64_t batches = 1;
-  any_gpu_ref bias = {}; ///< a vector that is added to each row, before `function`
+  Memory bias = {}; ///< a vector that is added to each row, before `function`
   activation function = activation::none;
   /// Written by `relu` and `gelu` if it is there, read by their gradients. For `gelu` a matrix of
   /// the result's type: the values before it. For `relu` bits, of uint8: bit i * auxiliary_leading
   /// + j tells whether the value (i, j) was positive.
-  any_gpu_ref auxiliary = {};
+  Memory auxiliary = {};
   std::uint64_t auxiliary_leading =
       0; ///< 0: the columns of the result, for `relu` rounded up to 128
   /// A vector that gets the sum over all rows of the result, of a gradient.
-  any_gpu_ref bias_gradient = {};
+  Memory bias_gradient = {};
   /// One float32 each, by which float8 matrices are multiplied; without memory: 1.
-  any_gpu_ref a_scale = {};
-  any_gpu_ref b_scale = {};
-  any_gpu_ref d_scale = {};
+  Memory a_scale = {};
+  Memory b_scale = {};
+  Memory d_scale = {};
   precision compute = precision::standard;
   /// The same bits each time and on each device of one kind, whatever else runs.
   bool deterministic = false;
 };
+using matmul_options = basic_matmul_options<any_gpu_ref>;
+using named_matmul_options = basic_matmul_options<buffer_name>;
 
 /// Computes d = function(alpha * op(a) * op(b) + beta * c + bias), with a number of products for
 /// batches. It is a launch of the library "troupe.blas" that overlaps (`request_options::overlap`).
@@ -105,6 +111,13 @@ pending<void> matmul(const device& on, const std::vector<matrix>& a, const std::
 /// @errors as `matmul`, as far as they can be known without the device
 caf::expected<launch> matmul_message(const matrix& a, const matrix& b, const matrix& d,
                                      const matmul_options& what = {}, request_options options = {});
+
+/// Records the product on the device of each rank, or of one rank.
+/// @errors of `world::record` and of the step
+void matmul(recording& to, const named_matrix& a, const named_matrix& b, const named_matrix& d,
+            const named_matmul_options& what = {});
+void matmul(const rank_recording& to, const named_matrix& a, const named_matrix& b,
+            const named_matrix& d, const named_matmul_options& what = {});
 
 /// Chooses the algorithm for such a product and loads its kernel, so that the first `matmul` of
 /// this shape neither waits nor loads code while a collective runs. Needs the memory of the

@@ -554,6 +554,46 @@ TEST_F(Matmul, TravelsAsAMessage) {
   EXPECT_TRUE(right(x));
 }
 
+/// Each rank multiplies its own matrices, and then all add their results.
+TEST_F(Matmul, IsPartOfAStep) {
+  const auto world = system_.open_world();
+  const types floats{dtype::float32, dtype::float32, dtype::float32};
+  auto x = of_types(floats, 20);
+  std::vector<std::vector<any_gpu_ref>> refs(4);
+  std::vector<numbers> wanted(2, numbers(x.m * x.n));
+  const auto bias = numbers(x.n, 1);
+  for (const auto& on : devices_of(world)) {
+    device_ = on;
+    make_operands(x);
+    for (std::uint64_t i = 0; i < x.m; ++i)
+      for (std::uint64_t j = 0; j < x.n; ++j)
+        wanted[0][i * x.n + j] += exact(x, 0, i, j).first + 1.0L;
+    const auto tail = [](const stored& m) { return m.as_matrix().memory; };
+    refs[0].push_back(tail(a_));
+    refs[1].push_back(tail(b_));
+    refs[2].push_back(tail(d_));
+    refs[3].push_back(vector_of(dtype::float32, bias));
+    x.seed += 10;
+  }
+  recording r;
+  blas::matmul(r, {"a", x.m, x.k}, {"b", x.k, x.n}, {"d", x.m, x.n}, {.bias = "bias"});
+  r.all_reduce("d");
+  const auto step =
+      must(world.record(r, {{"a", refs[0]}, {"b", refs[1]}, {"d", refs[2]}, {"bias", refs[3]}}));
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(is_ok(answer_of(step.run())));
+    for (std::size_t rank = 0; rank < refs[2].size(); ++rank) {
+      device_ = devices_of(world)[rank];
+      EXPECT_EQ(content_of(must(refs[2][rank].slice(0, x.m * x.n))), wanted[0]);
+    }
+  }
+  blas::matmul(r, {"a", x.m, x.k}, {"b", x.n, x.k}, {"d", x.m, x.n});
+  const auto why = error_of(
+      world.record(r, {{"a", refs[0]}, {"b", refs[1]}, {"d", refs[2]}, {"bias", refs[3]}}));
+  EXPECT_TRUE(has_code(why, errc::shape_mismatch));
+  EXPECT_NE(describe(why).find("request 3 of the step"), std::string::npos) << describe(why);
+}
+
 TEST_F(Matmul, IsPreparedWithoutATouch) {
   const auto x = of_types({dtype::float32, dtype::float32, dtype::float32}, 15);
   make_operands(x);

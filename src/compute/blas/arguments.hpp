@@ -32,7 +32,8 @@ struct layout {
 enum class extra : std::uint8_t { bias, auxiliary, bias_gradient, a_scale, b_scale, d_scale };
 inline constexpr std::size_t extras = 6;
 
-/// All of a product but its memory. No padding: it is compared and sent as bytes.
+/// All of a product but its memory. No padding: it is compared and sent as bytes. The types are set
+/// from the memory when it is received.
 struct product {
   layout a, b, c, d;
   std::uint64_t batches = 1;

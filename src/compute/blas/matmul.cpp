@@ -21,30 +21,39 @@ namespace {
 
 constexpr const char* launch_name = "troupe.blas.matmul";
 
-/// A launch of the library with its handles.
-struct packed {
+/// A launch of the library with its handles, or their names.
+template <class Memory> struct packed {
   product what;
-  std::vector<any_gpu_ref> reads;
-  std::vector<any_gpu_ref> writes;
+  std::vector<Memory> reads;
+  std::vector<Memory> writes;
 };
 
-layout layout_of(const matrix& x) noexcept {
+template <class Memory> layout layout_of(const basic_matrix<Memory>& x) noexcept {
   layout result;
   result.rows = x.rows;
   result.columns = x.columns;
   result.leading = x.leading != 0 ? x.leading : x.columns;
   result.batch_stride = x.batch_stride != 0 ? x.batch_stride : x.rows * result.leading;
-  result.type = x.memory.type();
   result.op = x.op;
   return result;
 }
 
-/// Returns the part of the memory that the matrices use; all of it if that is too small.
-any_gpu_ref used_of(const matrix& x, std::uint64_t batches) {
+bool is_there(const any_gpu_ref& x) noexcept { return static_cast<bool>(x); }
+bool is_there(const buffer_name& x) noexcept { return !x.name.empty(); }
+
+/// Returns the first elements of the memory; all of it if it has fewer.
+any_gpu_ref first_of(const any_gpu_ref& x, std::uint64_t count) {
+  const auto part = x.slice(0, count);
+  return part ? *part : x;
+}
+buffer_name first_of(const buffer_name& x, std::uint64_t count) {
+  return {x.name, x.first, std::min<std::size_t>(x.count, count)};
+}
+
+/// Returns the part of the memory that the matrices use.
+template <class Memory> Memory used_of(const basic_matrix<Memory>& x, std::uint64_t batches) {
   const auto wanted = extent_of(layout_of(x), batches);
-  const auto part =
-      wanted ? x.memory.slice(0, *wanted) : caf::expected<any_gpu_ref>{wanted.error()};
-  return part ? *part : x.memory;
+  return wanted ? first_of(x.memory, *wanted) : x.memory;
 }
 
 /// Returns whether the matrices fill all of the memory that they use.
@@ -54,56 +63,57 @@ bool is_dense(const layout& x, std::uint64_t batches) noexcept {
 }
 
 /// The matrices of a product; each list has one element, or one for each of the batch.
-struct operands {
-  const std::vector<matrix>& a;
-  const std::vector<matrix>& b;
-  const std::vector<matrix>& c;
-  const std::vector<matrix>& d;
+template <class Memory> struct operands {
+  using list = std::vector<basic_matrix<Memory>>;
+  const list& a;
+  const list& b;
+  const list& c;
+  const list& d;
 };
 
-void set_options(product& to, const matmul_options& what) {
+template <class Memory> void set_options(product& to, const basic_matmul_options<Memory>& what) {
   to.alpha[0] = what.alpha.real();
   to.alpha[1] = what.alpha.imag();
   to.beta[0] = what.beta.real();
   to.beta[1] = what.beta.imag();
   to.function = what.function;
   to.compute = what.compute;
-  to.deterministic = what.deterministic;
+  to.deterministic = what.deterministic ? 1 : 0;
   const bool bits = what.function == activation::relu || what.function == activation::relu_gradient;
   to.auxiliary_leading = what.auxiliary_leading != 0 ? what.auxiliary_leading
                          : bits                      ? (to.columns() + 127) / 128 * 128
                                                      : to.columns();
 }
 
-packed pack(const operands& m, const matmul_options& what, std::uint64_t batches,
-            bool only_prepares) {
-  packed result;
+template <class Memory>
+packed<Memory> pack(const operands<Memory>& m, const basic_matmul_options<Memory>& what,
+                    std::uint64_t batches, bool only_prepares) {
+  packed<Memory> result;
   auto& x = result.what;
   x.a = layout_of(m.a.front());
   x.b = layout_of(m.b.front());
   x.c = layout_of(m.c.front());
   x.d = layout_of(m.d.front());
   x.batches = batches;
-  x.by_address = m.d.size() > 1;
-  x.reads_c = what.beta != 0.0;
-  x.only_prepares = only_prepares;
+  x.by_address = m.d.size() > 1 ? 1 : 0;
+  x.reads_c = what.beta != 0.0 ? 1 : 0;
+  x.only_prepares = only_prepares ? 1 : 0;
   set_options(x, what);
-  const auto each = x.by_address ? 1 : batches;
-  const auto add = [&](std::vector<any_gpu_ref>& to, const std::vector<matrix>& all) {
+  const auto each = x.by_address != 0 ? 1 : batches;
+  const auto add = [&](std::vector<Memory>& to, const auto& all) {
     for (auto& y : all)
       to.push_back(used_of(y, each));
   };
   add(result.reads, m.a);
   add(result.reads, m.b);
-  if (x.reads_c)
+  if (x.reads_c != 0)
     add(result.reads, m.c);
   add(only_prepares ? result.reads : result.writes, m.d);
-  const std::array<const any_gpu_ref*, extras> more{&what.bias,          &what.auxiliary,
-                                                    &what.bias_gradient, &what.a_scale,
-                                                    &what.b_scale,       &what.d_scale};
+  const std::array<const Memory*, extras> more{&what.bias,    &what.auxiliary, &what.bias_gradient,
+                                               &what.a_scale, &what.b_scale,   &what.d_scale};
   for (std::size_t i = 0; i < extras; ++i) {
-    x.has[i] = static_cast<bool>(*more[i]);
-    if (x.has[i])
+    x.has[i] = is_there(*more[i]) ? 1 : 0;
+    if (x.has[i] != 0)
       (x.writes(static_cast<extra>(i)) ? result.writes : result.reads).push_back(*more[i]);
   }
   if (!only_prepares && !is_dense(x.d, each))
@@ -111,21 +121,18 @@ packed pack(const operands& m, const matmul_options& what, std::uint64_t batches
   return result;
 }
 
-/// Returns `c`, or d if there is none.
-const matrix& c_or_d(const matmul_options& what, const matrix& d) noexcept {
-  return what.c.memory || what.c.rows != 0 ? what.c : d;
+template <class Memory>
+packed<Memory> pack_one(const basic_matrix<Memory>& a, const basic_matrix<Memory>& b,
+                        const basic_matrix<Memory>& d, const basic_matmul_options<Memory>& what,
+                        bool only_prepares = false) {
+  const std::vector as{a};
+  const std::vector bs{b};
+  const std::vector cs{is_there(what.c.memory) || what.c.rows != 0 ? what.c : d};
+  const std::vector ds{d};
+  return pack<Memory>({as, bs, cs, ds}, what, what.batches, only_prepares);
 }
 
-packed pack_one(const matrix& a, const matrix& b, const matrix& d, const matmul_options& what,
-                bool only_prepares) {
-  const std::vector<matrix> as{a};
-  const std::vector<matrix> bs{b};
-  const std::vector<matrix> cs{c_or_d(what, d)};
-  const std::vector<matrix> ds{d};
-  return pack({as, bs, cs, ds}, what, what.batches, only_prepares);
-}
-
-pending<void> start(const device& on, packed x, request_options options) {
+pending<void> start(const device& on, packed<any_gpu_ref> x, request_options options) {
   options.overlap = true;
   return on.launch(launch_name, to_bytes(x.what), std::move(x.reads), std::move(x.writes), options);
 }
@@ -146,12 +153,16 @@ caf::error check_alike(const std::vector<matrix>& all, std::size_t number, const
 caf::expected<std::pair<product, product_memory>> unpack(std::span<const launch_memory> reads,
                                                          std::span<const launch_memory> writes,
                                                          std::span<const std::byte> arguments) {
-  const auto what = from_bytes<product>(arguments);
+  auto what = from_bytes<product>(arguments);
   if (!what)
     return what.error();
   const auto memory = divide(*what, reads, writes);
   if (!memory)
     return make_error(errc::invalid_argument, "the buffers do not belong to the arguments");
+  what->a.type = memory->a.front().type;
+  what->b.type = memory->b.front().type;
+  what->d.type = memory->d.front().type;
+  what->c.type = memory->c.empty() ? what->d.type : memory->c.front().type;
   return std::pair{*what, *memory};
 }
 
@@ -208,7 +219,7 @@ caf::error enqueue_launch(launch_context& context, std::span<const launch_memory
 
 pending<void> matmul(const device& on, const matrix& a, const matrix& b, const matrix& d,
                      const matmul_options& what, request_options options) {
-  return start(on, pack_one(a, b, d, what, false), options);
+  return start(on, pack_one(a, b, d, what), options);
 }
 
 pending<void> matmul(const device& on, const std::vector<matrix>& a, const std::vector<matrix>& b,
@@ -227,14 +238,26 @@ pending<void> matmul(const device& on, const std::vector<matrix>& a, const std::
       error = check_alike(*all, d.size(), name);
   if (error)
     return pending<void>{std::move(error)};
-  return start(on, pack({a, b, of_c, d}, what, d.size(), false), options);
+  return start(on, pack<any_gpu_ref>({a, b, of_c, d}, what, d.size(), false), options);
 }
 
 caf::expected<launch> matmul_message(const matrix& a, const matrix& b, const matrix& d,
                                      const matmul_options& what, request_options options) {
-  auto x = pack_one(a, b, d, what, false);
+  auto x = pack_one(a, b, d, what);
   options.overlap = true;
   return launch{launch_name, to_bytes(x.what), std::move(x.reads), std::move(x.writes), options};
+}
+
+void matmul(recording& to, const named_matrix& a, const named_matrix& b, const named_matrix& d,
+            const named_matmul_options& what) {
+  auto x = pack_one(a, b, d, what);
+  to.launch(launch_name, to_bytes(x.what), std::move(x.reads), std::move(x.writes));
+}
+
+void matmul(const rank_recording& to, const named_matrix& a, const named_matrix& b,
+            const named_matrix& d, const named_matmul_options& what) {
+  auto x = pack_one(a, b, d, what);
+  to.launch(launch_name, to_bytes(x.what), std::move(x.reads), std::move(x.writes));
 }
 
 pending<void> prepare(const device& on, const matrix& a, const matrix& b, const matrix& d,
