@@ -100,11 +100,15 @@ struct library_launch {
                            std::span<const launch_memory> writes,
                            std::span<const std::byte> arguments)>
       check = {};
-  /// Makes what `enqueue` needs, such as a plan, and enqueues nothing. If it fails, the request
-  /// counts as not run. Of addresses it may use the alignment alone. It is called before `enqueue`,
-  /// but for a device in another process only once for the same arguments, types, counts and
-  /// alignments: `enqueue` makes what is gone. Empty: nothing is needed.
+  /// Makes what `enqueue` needs, such as a plan. What it enqueues may use the workspace and no
+  /// other memory. If it fails, the request counts as not run. Of addresses it may use the
+  /// alignment alone. It is called before `enqueue`, but for a device in another process only once
+  /// for the same arguments, types, counts and alignments: `enqueue` makes what is gone. Empty:
+  /// nothing is needed.
   library_function prepare = {};
+  /// Clears what `prepare` does not depend on, such as factors, in arguments that were checked.
+  /// Launches that differ in nothing else are prepared once. Empty: it depends on all.
+  std::function<void(std::span<std::byte> arguments)> clear_ignored = {};
   /// Returns the error for a verdict of the work, which is not 0 (`launch_context::verdict`).
   std::function<caf::error(std::int32_t)> judge = {};
 };

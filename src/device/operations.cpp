@@ -265,8 +265,18 @@ caf::error registered_launch_operation::call(const library_function& f, part& p,
 caf::error registered_launch_operation::prepare(part& p, lane& on) {
   if (!library_ || !library_->prepare)
     return {};
-  return on.is_remote() ? on.device().prepare_registered(as_call(), on.stream(p))
-                        : call(library_->prepare, p, on);
+  if (!on.is_remote())
+    return call(library_->prepare, p, on);
+  auto what = as_call();
+  auto arguments = arguments_;
+  what.arguments = arguments;
+  if (library_->clear_ignored)
+    if (auto error = call_library([&] {
+          library_->clear_ignored(arguments);
+          return caf::error{};
+        }))
+      return error;
+  return on.device().prepare_registered(what, on.stream(p));
 }
 
 caf::expected<issue_outcome> registered_launch_operation::issue(part& p, lane& on) {

@@ -3,6 +3,7 @@
 #include "support/world_fixture.hpp"
 #include <troupe/bytes.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -19,6 +20,7 @@ constexpr const char* library_name = "troupe.testing.library";
 constexpr const char* add = "troupe.testing.library.add";
 constexpr const char* refused = "troupe.testing.library.refused";
 constexpr const char* prepared = "troupe.testing.library.prepared";
+constexpr const char* prepared_for_any = "troupe.testing.library.prepared_for_any";
 constexpr const char* room = "troupe.testing.library.room";
 constexpr const char* judged = "troupe.testing.library.judged";
 constexpr const char* beside = "troupe.testing.library.beside";
@@ -148,6 +150,11 @@ caf::error judge(std::int32_t verdict) {
                                    return make_error(errc::not_supported, "not such numbers");
                                  }}));
   must(register_launch(prepared, {.enqueue = enqueue_prepared, .prepare = prepare}));
+  must(register_launch(prepared_for_any, {.enqueue = enqueue_prepared,
+                                          .prepare = prepare,
+                                          .clear_ignored = [](std::span<std::byte> arguments) {
+                                            std::ranges::fill(arguments, std::byte{0});
+                                          }}));
   must(register_launch(room, {.enqueue = enqueue_room}));
   must(register_launch(judged, {.verb = "judged", .enqueue = enqueue_judged, .judge = judge}));
   must(register_launch(beside, {.enqueue = enqueue_beside, .judge = judge}));
@@ -232,6 +239,17 @@ TEST_F(LibraryLaunch, IsPreparedOnceForItsShapeInAWorker) {
       ASSERT_TRUE(is_ok(answer_of(start(prepared, std::int64_t{0}, x))));
       const auto got = must(device_.download(x));
       EXPECT_EQ(got[0], in_workers() ? 1 : i);
+    }
+  }
+}
+
+TEST_F(LibraryLaunch, IsPreparedOnceForAllArgumentsThatDoNotMatterInAWorker) {
+  for (const auto* name : {prepared, prepared_for_any}) {
+    SCOPED_TRACE(name);
+    const auto x = memory_of(std::vector<std::int64_t>(name == prepared ? 3 : 4));
+    for (std::int64_t i = 1; i <= 3; ++i) {
+      ASSERT_TRUE(is_ok(answer_of(start(name, i, x))));
+      EXPECT_EQ(must(device_.download(x))[0], in_workers() && name == prepared_for_any ? 1 : i);
     }
   }
 }
