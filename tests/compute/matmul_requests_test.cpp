@@ -1,16 +1,17 @@
 // Requests for matrix products that are wrong, forged, or at the limits of what is right.
 
 #include "compute/blas/arguments.hpp"
+#include "operation/launch_registry.hpp"
 #include "support/world_fixture.hpp"
 #include <troupe/blas.hpp>
 #include <troupe/bytes.hpp>
 
-#include <array>
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <memory>
+#include <random>
 #include <span>
 #include <string>
 #include <utility>
@@ -278,6 +279,61 @@ TEST_F(MatmulRequest, AsAMessageIsChecked) {
   };
   EXPECT_TRUE(is_ok(blas::matmul_message(half(0), a, half(n * n))));
   EXPECT_TRUE(has_code(blas::matmul_message(half(0), a, half(n * n - 1)), errc::invalid_argument));
+}
+
+/// The bits depend neither on the device, nor on its generation, nor on addresses that are
+/// multiples of 16 bytes.
+TEST_F(MatmulRequest, WhereDeterministicHasTheSameBitsEverywhere) {
+  constexpr std::uint64_t k = 5000; // one that is worth dividing
+  std::vector<float> left(n * k), right(k * n);
+  std::mt19937 random{3};
+  std::uniform_real_distribution<float> any{-1, 1};
+  for (auto* x : {&left, &right})
+    for (auto& y : *x)
+      y = any(random);
+  const auto bits = [&](const device& on, std::size_t offset) {
+    const auto memory_of = [&](const std::vector<float>& content) {
+      const auto all = must(on.allocate<float>(content.size() + offset));
+      const auto part = must(all.slice(offset, content.size()));
+      must(answer_of(on.upload(part, content)));
+      return any_gpu_ref{part};
+    };
+    const auto d = memory_of(std::vector<float>(n * n));
+    must(answer_of(blas::matmul(on, {memory_of(left), n, k}, {memory_of(right), k, n}, {d, n, n},
+                                {.deterministic = true})));
+    return must(get(on, d));
+  };
+  const auto first = bits(device_, 0);
+  for (const std::size_t offset : {4, 8, 64})
+    EXPECT_EQ(bits(device_, offset), first) << offset;
+  for (const int ordinal : system_.ordinals())
+    EXPECT_EQ(bits(system_.open(ordinal), 0), first) << ordinal;
+  must(answer_of(device_.reset()));
+  EXPECT_EQ(bits(device_, 0), first);
+  if (on_cuda())
+    return;
+  std::vector<float> want(n * n); // on the host, sums are in order
+  for (std::uint64_t i = 0; i < n; ++i)
+    for (std::uint64_t p = 0; p < k; ++p)
+      for (std::uint64_t j = 0; j < n; ++j)
+        want[i * n + j] += left[i * k + p] * right[p * n + j];
+  EXPECT_TRUE(std::ranges::equal(first, bytes_of(want)));
+}
+
+/// A worker prepares a product once for all values of alpha, and of a beta that is not 0.
+TEST_F(MatmulRequest, IsPreparedForAllFactors) {
+  const auto library = detail::find_library_launch(launch_name);
+  ASSERT_TRUE(library && library->clear_ignored);
+  const auto a = floats(1);
+  const auto d = floats(0);
+  const auto key = [&](const matmul_options& what) {
+    auto bytes = must(blas::matmul_message(a, a, d, what)).arguments;
+    library->clear_ignored(std::as_writable_bytes(std::span{bytes}));
+    return bytes;
+  };
+  EXPECT_EQ(key({.alpha = 2.0, .beta = 3.0}), key({.alpha = -1.0, .beta = 0.5}));
+  EXPECT_NE(key({.beta = 1.0}), key({}));
+  EXPECT_NE(key({.deterministic = true}), key({}));
 }
 
 /// Scales are for each matrix of the list.

@@ -9,7 +9,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <utility>
+#include <vector>
 
 namespace troupe::blas {
 
@@ -218,6 +222,16 @@ caf::error prepare_launch([[maybe_unused]] launch_context& context,
   return {};
 }
 
+/// Plans do not depend on alpha and beta, except on whether c is read.
+void clear_factors(std::span<std::byte> arguments) {
+  auto x = from_bytes<product>(arguments);
+  if (!x)
+    return;
+  for (auto* factor : {&x->alpha, &x->beta})
+    std::ranges::fill(*factor, 0.0);
+  std::ranges::copy(std::as_bytes(std::span{&*x, 1}), arguments.begin());
+}
+
 caf::error enqueue_launch(launch_context& context, std::span<const launch_memory> reads,
                           std::span<const launch_memory> writes,
                           std::span<const std::byte> arguments) {
@@ -243,7 +257,8 @@ caf::error enqueue_launch(launch_context& context, std::span<const launch_memory
     error = register_launch(launch_name, library_launch{.verb = "matmul",
                                                         .enqueue = enqueue_launch,
                                                         .check = check_launch,
-                                                        .prepare = prepare_launch});
+                                                        .prepare = prepare_launch,
+                                                        .clear_ignored = clear_factors});
   return !error; // else the names are taken: its requests fail
 }();
 
