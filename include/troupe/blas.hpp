@@ -58,15 +58,17 @@ template <class Memory> struct basic_matmul_options {
   /// Is added, times `beta`. Without memory: the result's own former content.
   basic_matrix<Memory> c = {};
   std::uint64_t batches = 1;
-  Memory bias = {}; ///< a vector that is added to each row, before `function`
+  /// A vector that is added to each row, before `function`. Its type is that of the result; for
+  /// products of float8 it is float16 where the result is, else bfloat16.
+  Memory bias = {};
   activation function = activation::none;
   /// Written by `relu` and `gelu` if it is there, read by their gradients. For `gelu` a matrix of
-  /// the result's type: the values before it. For `relu` bits, of uint8: bit i * auxiliary_leading
+  /// the bias's type: the values before it. For `relu` bits, of uint8: bit i * auxiliary_leading
   /// + j tells whether the value (i, j) was positive.
   Memory auxiliary = {};
   std::uint64_t auxiliary_leading =
       0; ///< 0: the columns of the result, for `relu` rounded up to 128
-  /// A vector that gets the sum over all rows of the result, of a gradient.
+  /// A vector of the bias's type that gets the sum over all rows of the result, of a gradient.
   Memory bias_gradient = {};
   /// One float32 each, by which float8 matrices are multiplied; without memory: 1.
   Memory a_scale = {};
@@ -89,19 +91,22 @@ using named_matmul_options = basic_matmul_options<buffer_name>;
 /// float32, by the system's BLAS if the library was built with one.
 ///
 /// @shape  op(a): rows x inner, op(b): inner x columns, d and c: rows x columns. d and what else is
-///         written overlap nothing that is read, except that c may be d.
+///         written overlap nothing else, except that c may be d. What is between the rows of a
+///         matrix counts as part of it.
 /// @errors errc::shape_mismatch: sizes or types that do not fit together; errc::out_of_range: a
-///         buffer is too small; errc::invalid_argument: overlap, strides, or options that exclude
-///         each other; errc::not_supported: types, or what the library has no algorithm for, such
-///         as float8 with other transposes than of b alone on Hopper; errc::out_of_memory: no room
-///         for the workspace; errc::unavailable: cuBLASLt could not be loaded; those of `launch`.
-///         Only out_of_memory can leave d indeterminate.
+///         buffer is too small; errc::invalid_argument: overlap, strides, options that exclude each
+///         other, or an alpha or beta of integers that is no int32; errc::not_supported: types, or
+///         what the library has no algorithm for, such as float8 with other transposes than of b
+///         alone on Hopper; errc::out_of_memory: no room for the workspace; errc::unavailable:
+///         cuBLASLt could not be loaded; those of `launch`. Only out_of_memory can leave d
+///         indeterminate.
 /// @source cuBLASLt 13, `cublasLtMatmul`
 pending<void> matmul(const device& on, const matrix& a, const matrix& b, const matrix& d,
                      const matmul_options& what = {}, request_options options = {});
 
 /// The same for a batch of matrices at any addresses: all of `a` are alike, as are those of `b`, of
-/// `d`, and of `c`, which may be empty. `what.c`, `what.batches` and vectors are not for it.
+/// `d`, and of `c`, which may be empty. `what.c`, `what.batches` and vectors are not for it. Scales
+/// are for each matrix of the list.
 /// @errors also errc::shape_mismatch: different numbers, or matrices that are not alike
 pending<void> matmul(const device& on, const std::vector<matrix>& a, const std::vector<matrix>& b,
                      const std::vector<matrix>& d, const matmul_options& what = {},
@@ -120,8 +125,10 @@ void matmul(const rank_recording& to, const named_matrix& a, const named_matrix&
             const named_matrix& d, const named_matmul_options& what = {});
 
 /// Chooses the algorithm for such a product and loads its kernel, so that the first `matmul` of
-/// this shape neither waits nor loads code while a collective runs. Needs the memory of the
-/// matrices, of which d is overwritten.
+/// this shape neither waits nor loads code while a collective runs. Runs it once in the stream's
+/// workspace, which grows by the size of the largest matrix, with its batch. The memory of the
+/// matrices must be readable, and does not change.
+/// @errors as `matmul`
 pending<void> prepare(const device& on, const matrix& a, const matrix& b, const matrix& d,
                       const matmul_options& what = {}, request_options options = {});
 

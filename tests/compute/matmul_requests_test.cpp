@@ -1,8 +1,6 @@
 // Requests for matrix products that are wrong, forged, or at the limits of what is right.
 
 #include "compute/blas/arguments.hpp"
-#include "compute/blas/lt_products.hpp"
-#include "operation/launch_registry.hpp"
 #include "support/world_fixture.hpp"
 #include <troupe/blas.hpp>
 #include <troupe/bytes.hpp>
@@ -229,6 +227,57 @@ TEST_F(MatmulRequest, TakesALongListOfMatrices) {
   for (std::size_t i = 0; i < many; ++i)
     want[i * n] = n;
   EXPECT_TRUE(holds(device_, must(memory.slice(many * n, many * n)), want));
+}
+
+/// What a product does not write remains as it was: here, without a defined content.
+TEST_F(MatmulRequest, WritesOnlyWhatItUses) {
+  const auto a = floats(1);
+  const auto d = floats(0);
+  const std::pair<activation, dtype> all[] = {{activation::relu, dtype::uint8},
+                                              {activation::gelu, dtype::float32}};
+  for (const auto& [function, type] : all) {
+    SCOPED_TRACE(to_string(function));
+    const std::size_t used = function == activation::relu ? n * 128 / 8 : n * n;
+    const auto auxiliary = uninitialized(type, used + 1);
+    const auto sums = uninitialized(dtype::float32, n + 1);
+    EXPECT_TRUE(has_code(answer_of(launch_failure(device_, "on purpose", {auxiliary, sums})),
+                         errc::launch_failed));
+    ASSERT_TRUE(is_ok(
+        answer_of(blas::matmul(device_, a, a, d, {.function = function, .auxiliary = auxiliary}))));
+    EXPECT_TRUE(is_ok(get(device_, must(auxiliary.slice(0, used)))));
+    EXPECT_TRUE(has_code(get(device_, must(auxiliary.slice(used, 1))), errc::indeterminate));
+    const auto gradient =
+        function == activation::relu ? activation::relu_gradient : activation::gelu_gradient;
+    ASSERT_TRUE(is_ok(answer_of(blas::matmul( // reads no more than was written
+        device_, a, a, d, {.function = gradient, .auxiliary = auxiliary, .bias_gradient = sums}))));
+    EXPECT_TRUE(is_ok(get(device_, must(sums.slice(0, n)))));
+    EXPECT_TRUE(has_code(get(device_, must(sums.slice(n, 1))), errc::indeterminate));
+  }
+}
+
+/// A message is refused where it is made, for the reasons that a device would have.
+TEST_F(MatmulRequest, AsAMessageIsChecked) {
+  const auto a = floats(1);
+  const auto d = floats(0);
+  const auto refuses = [&](errc code, const blas::matrix& x, const blas::matrix& to,
+                           const matmul_options& what = {}) {
+    EXPECT_TRUE(has_code(blas::matmul_message(a, x, to, what), code));
+  };
+  refuses(errc::shape_mismatch, {a.memory, n / 2, n}, d);
+  refuses(errc::out_of_range, {a.memory, n, n, transpose::none, n + 1}, d);
+  refuses(errc::invalid_argument, a, a); // in place of a factor
+  refuses(errc::invalid_argument, a, d, {.batches = 0});
+  refuses(errc::stale_ref, {{}, n, n}, d);
+  refuses(errc::stale_ref, a, {{}, n, n});
+  refuses(errc::not_supported, filled(dtype::float64, scalar{1.0}), d);
+  refuses(errc::invalid_argument, a, d, {.bias = must(d.memory.slice(0, n))});
+  EXPECT_TRUE(is_ok(blas::matmul_message(a, a, d, {.beta = 1.0})));
+  const auto memory = uninitialized(dtype::float32, 2 * n * n);
+  const auto half = [&](std::size_t first) {
+    return blas::matrix{must(memory.slice(first, n * n)), n, n};
+  };
+  EXPECT_TRUE(is_ok(blas::matmul_message(half(0), a, half(n * n))));
+  EXPECT_TRUE(has_code(blas::matmul_message(half(0), a, half(n * n - 1)), errc::invalid_argument));
 }
 
 /// Scales are for each matrix of the list.

@@ -70,44 +70,44 @@ private:
   plan_cache<lt_plan> plans_{most_plans, most_plan_bytes};
 };
 
-lt_products& products_of(const launch_context& context) {
-  return dynamic_cast<lt_products&>(*context.library(lt_library_name));
+/// Returns what the device of `context` has.
+/// @errors errc::unavailable: it was opened before the library was loaded
+caf::expected<lt_products*> products_of(const launch_context& context) {
+  auto* const found = dynamic_cast<lt_products*>(context.library(lt_library_name));
+  if (found == nullptr)
+    return make_error(errc::unavailable,
+                      "troupe_blas was loaded after the device was opened: reset the device");
+  return found;
 }
 
 std::size_t rounded(std::size_t bytes) noexcept {
   return (bytes + largest_alignment - 1) / largest_alignment * largest_alignment;
 }
 
-/// Runs a product once on memory of the workspace, whatever is in there.
-caf::error run_once(launch_context& context, const product& x, const product_memory& memory,
-                    const lt_plan& plan) {
-  std::vector<std::size_t> at;
-  auto size = rounded(plan.workspace_bytes());
-  const auto place = [&](std::size_t bytes) {
-    at.push_back(size);
-    size += rounded(bytes);
-  };
+/// Runs a product once in the workspace. All its memory is the same part of it: what it computes
+/// does not matter.
+caf::error run_once(launch_context& context, cublasLtHandle_t handle, const product& x,
+                    const product_memory& memory, const lt_plan& plan) {
+  std::size_t most = 0;
   for (auto list : {memory.a, memory.b, memory.c, memory.d})
-    place(list.empty() ? 0 : list.front().size_bytes());
+    for (auto& m : list)
+      most = std::max(most, m.size_bytes());
   for (const auto* m : memory.more)
-    place(m != nullptr ? m->size_bytes() : 0);
-  auto room = context.workspace(size);
+    if (m != nullptr)
+      most = std::max(most, m->size_bytes());
+  const auto own = rounded(plan.workspace_bytes());
+  auto room = context.workspace(own + most);
   if (!room)
     return room.error();
-  auto* const base = static_cast<std::byte*>(*room);
+  auto* const shared = static_cast<std::byte*>(*room) + own;
+  const launch_memory anything{shared, most, dtype::uint8};
   auto there = memory;
-  std::array<launch_memory, extras> moved{};
-  for (std::size_t i = 0; i < extras; ++i)
-    if (memory.more[i] != nullptr) {
-      moved[i] = *memory.more[i];
-      moved[i].address = base + at[4 + i];
-      there.more[i] = &moved[i];
-    }
+  for (auto& m : there.more)
+    if (m != nullptr)
+      m = &anything;
   if (auto error = plan.set_addresses(x, there))
     return error;
-  auto* const d = base + at[3];
-  return plan.enqueue(products_of(context).handle(), x, base + at[1], base + at[0],
-                      x.reads_c ? base + at[2] : d, d, base, context.cuda_stream());
+  return plan.enqueue(handle, x, shared, shared, shared, shared, *room, context.cuda_stream());
 }
 
 /// Writes addresses to device memory, in the order of the stream.
@@ -133,8 +133,8 @@ caf::error write_addresses(const lt_functions& lt, CUdeviceptr to, std::span<voi
 }
 
 /// Enqueues a product of matrices whose addresses go to the workspace first.
-caf::error enqueue_by_address(launch_context& context, const product& x,
-                              const product_memory& memory, const lt_plan& plan) {
+caf::error enqueue_by_address(launch_context& context, const lt_products& products,
+                              const product& x, const product_memory& memory, const lt_plan& plan) {
   std::vector<void*> addresses;
   for (auto list : {memory.a, memory.b, x.reads_c ? memory.c : memory.d, memory.d})
     for (auto& m : list)
@@ -144,9 +144,10 @@ caf::error enqueue_by_address(launch_context& context, const product& x,
   if (!room)
     return room.error();
   auto* const base = static_cast<std::byte*>(*room);
-  auto& products = products_of(context);
   if (auto error = write_addresses(products.lt(), reinterpret_cast<CUdeviceptr>(base + own),
                                    addresses, context.cuda_stream()))
+    return error;
+  if (auto error = plan.set_addresses(x, memory))
     return error;
   const auto list = [&](std::size_t i) { return base + own + i * memory.d.size() * sizeof(void*); };
   return plan.enqueue(products.handle(), x, list(1), list(0), list(2), list(3), base,
@@ -165,22 +166,33 @@ caf::expected<std::unique_ptr<library_state>> make_lt_products(launch_context& c
   cublasLtHandle_t handle = nullptr;
   if (auto error = lt_error(**lt, (*lt)->cublasLtCreate(&handle), "cublasLtCreate"))
     return result{std::make_unique<lt_products>(std::move(error))};
-  return result{std::make_unique<lt_products>(**lt, handle)};
+  return lt_products_with(**lt, handle);
+}
+
+std::unique_ptr<library_state> lt_products_with(const lt_functions& lt, cublasLtHandle_t handle) {
+  return std::make_unique<lt_products>(lt, handle);
 }
 
 caf::error prepare_by_lt(launch_context& context, const product& x, const product_memory& memory) {
-  const auto plan = products_of(context).plan_of(x, memory);
+  const auto products = products_of(context);
+  if (!products)
+    return products.error();
+  const auto plan = (*products)->plan_of(x, memory);
   if (!plan)
     return plan.error();
-  return x.only_prepares ? run_once(context, x, memory, **plan) : caf::error{};
+  return x.only_prepares ? run_once(context, (*products)->handle(), x, memory, **plan)
+                         : caf::error{};
 }
 
 caf::error enqueue_by_lt(launch_context& context, const product& x, const product_memory& memory) {
-  const auto plan = products_of(context).plan_of(x, memory);
+  const auto products = products_of(context);
+  if (!products)
+    return products.error();
+  const auto plan = (*products)->plan_of(x, memory);
   if (!plan)
     return plan.error();
   if (x.by_address)
-    return enqueue_by_address(context, x, memory, **plan);
+    return enqueue_by_address(context, **products, x, memory, **plan);
   void* room = nullptr;
   if ((*plan)->workspace_bytes() != 0) {
     auto memory_of_plan = context.workspace((*plan)->workspace_bytes());
@@ -191,7 +203,7 @@ caf::error enqueue_by_lt(launch_context& context, const product& x, const produc
   if (auto error = (*plan)->set_addresses(x, memory))
     return error;
   auto* const d = memory.d.front().address;
-  return (*plan)->enqueue(products_of(context).handle(), x, memory.b.front().address,
+  return (*plan)->enqueue((*products)->handle(), x, memory.b.front().address,
                           memory.a.front().address, x.reads_c ? memory.c.front().address : d, d,
                           room, context.cuda_stream());
 }

@@ -50,10 +50,10 @@ buffer_name first_of(const buffer_name& x, std::uint64_t count) {
   return {x.name, x.first, std::min<std::size_t>(x.count, count)};
 }
 
-/// Returns the part of the memory that the matrices use.
-template <class Memory> Memory used_of(const basic_matrix<Memory>& x, std::uint64_t batches) {
-  const auto wanted = extent_of(layout_of(x), batches);
-  return wanted ? first_of(x.memory, *wanted) : x.memory;
+/// Returns the part of the memory that is used; all of it if that cannot be told.
+template <class Memory>
+Memory used_of(const Memory& x, const caf::expected<std::uint64_t>& extent) {
+  return extent ? first_of(x, *extent) : x;
 }
 
 /// Returns whether the matrices fill all of the memory that they use.
@@ -79,9 +79,8 @@ template <class Memory> void set_options(product& to, const basic_matmul_options
   to.function = what.function;
   to.compute = what.compute;
   to.deterministic = what.deterministic ? 1 : 0;
-  const bool bits = what.function == activation::relu || what.function == activation::relu_gradient;
   to.auxiliary_leading = what.auxiliary_leading != 0 ? what.auxiliary_leading
-                         : bits                      ? (to.columns() + 127) / 128 * 128
+                         : to.has_bits()             ? (to.columns() + 127) / 128 * 128
                                                      : to.columns();
 }
 
@@ -102,7 +101,7 @@ packed<Memory> pack(const operands<Memory>& m, const basic_matmul_options<Memory
   const auto each = x.by_address != 0 ? 1 : batches;
   const auto add = [&](std::vector<Memory>& to, const auto& all) {
     for (auto& y : all)
-      to.push_back(used_of(y, each));
+      to.push_back(used_of(y.memory, extent_of(layout_of(y), each)));
   };
   add(result.reads, m.a);
   add(result.reads, m.b);
@@ -113,8 +112,10 @@ packed<Memory> pack(const operands<Memory>& m, const basic_matmul_options<Memory
                                                &what.a_scale, &what.b_scale,   &what.d_scale};
   for (std::size_t i = 0; i < extras; ++i) {
     x.has[i] = is_there(*more[i]) ? 1 : 0;
+    const auto which = static_cast<extra>(i);
     if (x.has[i] != 0)
-      (x.writes(static_cast<extra>(i)) ? result.writes : result.reads).push_back(*more[i]);
+      (x.writes(which) ? result.writes : result.reads)
+          .push_back(used_of(*more[i], extent_of(x, which)));
   }
   if (!only_prepares && !is_dense(x.d, each))
     add(result.reads, m.d); // what is between its rows stays
@@ -166,10 +167,41 @@ caf::expected<std::pair<product, product_memory>> unpack(std::span<const launch_
   return std::pair{*what, *memory};
 }
 
+/// Returns handles as memory. In place of its address each buffer has a range of its own.
+/// @errors errc::stale_ref: a handle without memory
+caf::expected<std::vector<launch_memory>> as_memory(const std::vector<any_gpu_ref>& all,
+                                                    std::vector<const void*>& buffers) {
+  constexpr std::uintptr_t most_bytes = std::uintptr_t{1} << 48; // more than a buffer has
+  std::vector<launch_memory> result;
+  for (auto& x : all) {
+    if (!x)
+      return make_error(errc::stale_ref, "a matrix has no memory");
+    const auto i = std::ranges::find(buffers, x.memory().get());
+    const auto number = static_cast<std::uintptr_t>(i - buffers.begin());
+    if (i == buffers.end())
+      buffers.push_back(x.memory().get());
+    result.push_back(
+        {reinterpret_cast<void*>((number + 1) * most_bytes + x.offset()), x.count(), x.type()});
+  }
+  return result;
+}
+
 caf::error check_launch(std::span<const launch_memory> reads, std::span<const launch_memory> writes,
                         std::span<const std::byte> arguments) {
   const auto x = unpack(reads, writes, arguments);
   return x ? check(x->first, x->second) : x.error();
+}
+
+/// Checks a request that has not gone to a device yet.
+caf::error check_packed(const packed<any_gpu_ref>& x) {
+  std::vector<const void*> buffers;
+  const auto reads = as_memory(x.reads, buffers);
+  if (!reads)
+    return reads.error();
+  const auto writes = as_memory(x.writes, buffers);
+  if (!writes)
+    return writes.error();
+  return check_launch(*reads, *writes, std::as_bytes(std::span{&x.what, 1}));
 }
 
 caf::error prepare_launch([[maybe_unused]] launch_context& context,
@@ -244,6 +276,8 @@ pending<void> matmul(const device& on, const std::vector<matrix>& a, const std::
 caf::expected<launch> matmul_message(const matrix& a, const matrix& b, const matrix& d,
                                      const matmul_options& what, request_options options) {
   auto x = pack_one(a, b, d, what);
+  if (auto error = check_packed(x))
+    return error;
   options.overlap = true;
   return launch{launch_name, to_bytes(x.what), std::move(x.reads), std::move(x.writes), options};
 }
