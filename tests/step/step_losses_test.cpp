@@ -110,6 +110,13 @@ TEST_F(StepLosses, RunsOnTheSurvivorsIfItMay) {
     EXPECT_TRUE(is_ok(answer_of(w.device_of(rank).download(y[rank], got))));
     EXPECT_EQ(got, row(count, 4));
   }
+  auto some = must(w.allocate<element>(count, false, {.allow_shrunk = true}));
+  EXPECT_FALSE(some[1]);
+  const auto of_some =
+      must(w.record(recording{}.fill("some", element{5}).all_reduce("some"), {{"some", some}}));
+  EXPECT_TRUE(is_ok(answer_of(of_some.run({.allow_shrunk = true}))));
+  EXPECT_TRUE(is_ok(answer_of(w.device_of(2).download(some[2], got))));
+  EXPECT_EQ(got, row(count, 10));
   EXPECT_TRUE(has_code(w.record(recording{}.broadcast("x", 1), {{"x", x}}), errc::unavailable));
   EXPECT_TRUE(is_ok(w.record(recording{}.broadcast("x", 2), {{"x", x}})));
   doors_->devices.open();

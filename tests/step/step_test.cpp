@@ -600,9 +600,15 @@ class StepWithShortQueues : public Step {
 protected:
   StepWithShortQueues() : StepWithShortQueues(std::make_shared<fault_plan>()) {}
   explicit StepWithShortQueues(std::shared_ptr<fault_plan> plan)
-      : Step({.devices = 2, .faults = plan, .lanes = {.queue_limit = 4}},
-             {.limits = {.waiting_limit = 2}}),
+      : Step({.devices = 2, .faults = plan, .lanes = {.queue_limit = 4}}, short_queue()),
         plan_(std::move(plan)) {}
+  /// It has no standby, so that a reset leaves it without a communicator.
+  static world_config short_queue() {
+    world_config result;
+    result.limits.waiting_limit = 2;
+    result.collectives = collectives_policy::nccl;
+    return result;
+  }
 
   const std::shared_ptr<fault_plan> plan_;
 };
