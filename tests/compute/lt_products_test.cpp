@@ -197,6 +197,8 @@ public:
     return name == lt_library_name ? state.get() : nullptr;
   }
   caf::expected<void*> workspace(std::size_t size_bytes) override {
+    if (is_full)
+      return make_error(errc::out_of_memory, "there is no memory");
     most_workspace = std::max(most_workspace, size_bytes);
     room.resize(std::max(room.size(), size_bytes / sizeof(block) + 1));
     return static_cast<void*>(room.data());
@@ -206,6 +208,7 @@ public:
 
   std::unique_ptr<library_state> state;
   std::size_t most_workspace = 0;
+  bool is_full = false; ///< there is no memory for a workspace
 
 private:
   struct alignas(256) block {
@@ -439,6 +442,25 @@ TEST_F(LtProducts, ArePreparedInRoomForTheLargestMatrix) {
   }
   ASSERT_FALSE(enqueue(x));
   EXPECT_EQ(record.choices, 1U); // the plan was prepared
+}
+
+TEST_F(LtProducts, WithoutRoomForTheirWorkspaceDoNotRun) {
+  context_.is_full = true;
+  auto x = ask(dtype::float32, 4, 4, 4);
+  EXPECT_FALSE(enqueue(x)); // needs none
+  EXPECT_EQ(record.products, 1U);
+  x.what.deterministic = 1;
+  record.workspace_bytes = 1000;
+  EXPECT_TRUE(has_code(enqueue(x), errc::out_of_memory));
+  EXPECT_TRUE(has_code(prepare(x), errc::out_of_memory));
+  x.what.batches = 2;
+  x.what.by_address = 1;
+  for (auto* list : {&x.a, &x.b, &x.d})
+    list->push_back(list->front());
+  EXPECT_TRUE(has_code(enqueue(x), errc::out_of_memory));
+  EXPECT_EQ(record.products, 1U);
+  context_.is_full = false;
+  EXPECT_FALSE(enqueue(x));
 }
 
 TEST_F(LtProducts, WithoutAnAlgorithmAreNotSupported) {
