@@ -21,7 +21,7 @@ enum class transpose : std::uint8_t {
 };
 std::string_view to_string(transpose x) noexcept;
 
-/// What is done with each element of the result.
+/// A function that is applied to each element of the result.
 enum class activation : std::uint8_t {
   none,
   relu,

@@ -18,7 +18,7 @@ struct CUstream_st;
 
 namespace troupe {
 
-/// What a library keeps for a device in one process: handles, plans. See `register_library`.
+/// The state of a library for a device in one process: handles, plans. See `register_library`.
 /// @thread the one that issues the work of the device
 class library_state {
 public:

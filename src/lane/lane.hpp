@@ -206,7 +206,7 @@ public:
   staging_ring& upload_ring() noexcept { return *upload_ring_; }
   staging_ring& download_ring() noexcept { return *download_ring_; }
   stager& copier() noexcept { return *stager_; }
-  /// What libraries keep for a device of this process.
+  /// The states of libraries for a device of this process.
   library_states& libraries() noexcept { return libraries_; }
   /// Returns a word for the verdict of a launch. The last owner lets go of it on the lane.
   caf::expected<std::shared_ptr<std::int32_t>> take_verdict();

@@ -1,4 +1,4 @@
-/// What libraries keep for one device, and the context of launches on it.
+/// The states of libraries for one device, and the context of launches on it.
 #pragma once
 
 #include <troupe/backend.hpp>
@@ -15,7 +15,7 @@
 
 namespace troupe::detail {
 
-/// What the registered libraries keep for one device, and the workspaces of its streams.
+/// The states of the registered libraries for one device, and the workspaces of its streams.
 /// @thread the one that issues the work of the device
 class library_states {
 public:

@@ -61,7 +61,7 @@ TEST_P(Collectives, MoveAndAddComplexNumbers) {
   const auto of_rank = [](std::size_t rank, std::size_t count) {
     std::vector<std::complex<double>> result(count);
     for (std::size_t i = 0; i < count; ++i)
-      result[i] = {static_cast<double>(rank * 100 + i), -static_cast<double>(i)};
+      result[i] = {static_cast<double>(rank * 100 + i), static_cast<double>(2 * i + 1)};
     return result;
   };
   std::vector<std::complex<double>> sum(7);

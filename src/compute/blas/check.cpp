@@ -301,7 +301,7 @@ std::optional<product_memory> divide(const product& x, std::span<const launch_me
     if (const auto m = take(from, 1); !m.empty())
       result.more[i] = m.data();
   }
-  // What is behind is d once more, where rows of d do not fill it.
+  // Behind these is d once more, where rows of d do not fill it.
   return is_right && writes.empty() ? std::optional{result} : std::nullopt;
 }
 
