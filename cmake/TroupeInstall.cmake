@@ -1,6 +1,6 @@
 # Install rules, the package's configuration for the install tree and for the build tree, and
-# troupe.pc. The components: troupe_runtime (shared libraries), troupe_dev (what compiling and
-# linking needs) and troupe_tools (programs).
+# troupe.pc. The components: troupe_runtime (shared libraries), troupe_blas (that of products),
+# troupe_dev (what compiling and linking needs) and troupe_tools (programs).
 
 include(CMakePackageConfigHelpers)
 
@@ -13,6 +13,14 @@ install(TARGETS troupe troupe_testing
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT troupe_runtime
     NAMELINK_COMPONENT troupe_dev
   RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT troupe_runtime
+  FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT troupe_dev)
+
+install(TARGETS troupe_blas
+  EXPORT troupeTargets
+  ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT troupe_dev
+  LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT troupe_blas
+    NAMELINK_COMPONENT troupe_dev
+  RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT troupe_blas
   FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT troupe_dev)
 
 # Not in the header set, whose headers are compiled each: they need headers that are not ours.
@@ -36,6 +44,10 @@ get_target_property(troupe_type troupe TYPE)
 set(troupe_static FALSE)
 if(troupe_type STREQUAL "STATIC_LIBRARY")
   set(troupe_static TRUE)
+endif()
+set(troupe_static_blas FALSE)
+if(troupe_static AND TROUPE_HAS_BLAS)
+  set(troupe_static_blas TRUE)
 endif()
 configure_package_config_file(
   "${PROJECT_SOURCE_DIR}/cmake/troupeConfig.cmake.in"

@@ -1,9 +1,10 @@
-# What cpack makes: one archive, and with the generator DEB the packages libtroupe<soversion> (only
-# of a shared library), libtroupe-dev and troupe-tools. The presets deb and archive build for it.
+# What cpack makes: one archive, and with the generator DEB the packages libtroupe<soversion> and
+# libtroupe-blas<soversion> (only of shared libraries), libtroupe-dev and troupe-tools. The presets deb and archive build for it.
 
 set(troupe_dev_package "libtroupe-dev")
 set(troupe_tools_package "troupe-tools")
 set(troupe_runtime_package "libtroupe${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}")
+set(troupe_blas_package "libtroupe-blas${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}")
 
 set(CPACK_PACKAGE_NAME troupe)
 set(CPACK_PACKAGE_VENDOR "The troupe authors")
@@ -24,7 +25,7 @@ set(CPACK_SOURCE_IGNORE_FILES "/\\.git/" "/build" "/\\.cache/" "/\\.device/")
 
 set(CPACK_COMPONENTS_ALL troupe_dev troupe_tools)
 if(NOT troupe_static)
-  list(APPEND CPACK_COMPONENTS_ALL troupe_runtime)
+  list(APPEND CPACK_COMPONENTS_ALL troupe_runtime troupe_blas)
 endif()
 
 # The archive's name tells for which system and with which CAF it was built, and whether with CUDA.
@@ -46,13 +47,14 @@ set(troupe_deb_version "${PROJECT_VERSION}-${CPACK_DEBIAN_PACKAGE_RELEASE}")
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 
 # The dependencies of programs and libraries come from the libraries that they link.
-foreach(component TROUPE_RUNTIME TROUPE_TOOLS)
+foreach(component TROUPE_RUNTIME TROUPE_BLAS TROUPE_TOOLS)
   set(CPACK_DEBIAN_${component}_PACKAGE_SHLIBDEPS ON)
 endforeach()
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS "${PROJECT_BINARY_DIR}/src")
 set(needs_runtime "")
 if(NOT troupe_static)
   set(needs_runtime "${troupe_runtime_package} (= ${troupe_deb_version})")
+  set(needs_blas "${troupe_blas_package} (= ${troupe_deb_version})")
 endif()
 
 set(CPACK_DEBIAN_TROUPE_RUNTIME_PACKAGE_NAME "${troupe_runtime_package}")
@@ -68,6 +70,16 @@ string(CONCAT CPACK_COMPONENT_TROUPE_RUNTIME_DESCRIPTION
   "virtual devices.\n\n"
   "This package has the shared libraries.")
 
+set(CPACK_DEBIAN_TROUPE_BLAS_PACKAGE_NAME "${troupe_blas_package}")
+set(CPACK_DEBIAN_TROUPE_BLAS_PACKAGE_SECTION libs)
+set(CPACK_DEBIAN_TROUPE_BLAS_PACKAGE_DEPENDS "${needs_runtime}")
+set(CPACK_DEBIAN_TROUPE_BLAS_PACKAGE_CONTROL_EXTRA
+  "${PROJECT_SOURCE_DIR}/packaging/debian/triggers")
+string(CONCAT CPACK_COMPONENT_TROUPE_BLAS_DESCRIPTION
+  "troupe runs the GPUs of one or several hosts for one C++ program.\n\n"
+  "This package has the shared library of matrix products, which are requests\n"
+  "like all others.")
+
 set(CPACK_DEBIAN_TROUPE_DEV_PACKAGE_NAME "${troupe_dev_package}")
 set(CPACK_DEBIAN_TROUPE_DEV_PACKAGE_SECTION libdevel)
 set(needs_dev "libcaf-dev (>= ${CAF_VERSION})")
@@ -76,11 +88,14 @@ if(troupe_static)
   if(TROUPE_HAS_HOSTS)
     list(APPEND needs_dev libssl-dev)
   endif()
+  if(TROUPE_HAS_BLAS)
+    list(APPEND needs_dev "libopenblas-dev | libblas-dev")
+  endif()
 endif()
 list(JOIN needs_dev ", " needs_dev)
 set(CPACK_DEBIAN_TROUPE_DEV_PACKAGE_DEPENDS "${needs_dev}")
 if(needs_runtime)
-  set(CPACK_DEBIAN_TROUPE_DEV_PACKAGE_DEPENDS "${needs_runtime}, ${needs_dev}")
+  set(CPACK_DEBIAN_TROUPE_DEV_PACKAGE_DEPENDS "${needs_runtime}, ${needs_blas}, ${needs_dev}")
 endif()
 string(CONCAT CPACK_COMPONENT_TROUPE_DEV_DESCRIPTION
   "troupe runs the GPUs of one or several hosts for one C++ program.\n\n"

@@ -328,6 +328,35 @@ void launches_by_name(const troupe::device& device) {
   check(must(device.download(x))[6] == 6, "the launch by name");
 }
 
+void steps(const troupe::world& world) {
+  const auto xs = must(world.allocate<float>(count));
+  const auto others = must(world.allocate<float>(count));
+  const auto sums = must(world.allocate<float>(count));
+  must(world.fill(xs, 1).wait());
+  must(world.fill(others, 3).wait());
+  // [step]
+  troupe::recording r; // requests over names
+  r.launch("scale", troupe::to_bytes(2.0f), /* reads */ {"x"}, /* writes */ {"x"}); // on all ranks
+  r.all_reduce("x", "sums");
+  r.on(0).fill({"x", 0, 10}, 1.0f); // its first 10 elements, on one rank
+
+  auto step = world.record(r, {{"x", xs}, {"sums", sums}}); // a handle per rank for each name
+  if (!step)
+    std::cerr << troupe::describe(step.error()) << '\n';
+  auto first = step->run();
+  auto second = step->run({.deadline = 2s}); // behind the first, as any request
+  auto why = step->rebind("x", others);      // later runs use other buffers
+  auto third = step->run();
+  // [step]
+  check(!why, "rebind");
+  must(first.wait());
+  must(second.wait());
+  must(third.wait());
+  for (auto& x : must(world.download(sums)))
+    for (std::size_t i = 0; i < count; ++i)
+      check(x[i] == static_cast<float>(world.size() * (6 + i % 7)), "the sum of a step");
+}
+
 void copies(caf::actor_system& sys, const troupe::world& world) {
   const auto here = world.device_of(0);
   auto source = must(here.allocate<float>(count));
@@ -426,6 +455,7 @@ void run(caf::actor_system& sys) {
   kernels(world.device_of(0));
   launches_by_name(world.device_of(0));
   all_ranks(world, refs);
+  steps(world);
   copies(sys, world);
   errors(world);
   shared(world, refs);

@@ -5,6 +5,7 @@
 #include <troupe/collective_kind.hpp>
 #include <troupe/dtype.hpp>
 #include <troupe/error.hpp>
+#include <troupe/launch_memory.hpp>
 #include <troupe/link_kind.hpp>
 
 #include <array>
@@ -78,13 +79,6 @@ struct peer_copy {
   std::size_t size_bytes = 0;
 };
 
-/// Memory that a registered launch uses.
-struct launch_memory {
-  void* address = nullptr;
-  std::size_t count = 0; ///< @units elements
-  dtype type = dtype::uint8;
-};
-
 /// One device, driven by one thread: its lane.
 /// @thread only the device's lane, after `bind`, unless a function says otherwise
 /// @errors every function returns `errc::device_fault` once a sticky fault is seen, otherwise
@@ -145,7 +139,7 @@ public:
   [[nodiscard]] virtual caf::error copy(void* target, const void* source, std::size_t size_bytes,
                                         copy_direction direction, stream_view stream) noexcept = 0;
   /// Writes `pattern` `count` times in stream order.
-  /// @shape pattern: 1, 2, 4 or 8 bytes; target: aligned to that size
+  /// @shape pattern: 1, 2, 4, 8 or 16 bytes; target: aligned to that size
   [[nodiscard]] virtual caf::error fill(void* target, std::span<const std::byte> pattern,
                                         std::size_t count, stream_view stream) noexcept = 0;
   /// Calls `function(argument)` in stream order on a thread of the backend; it must not block or
@@ -233,16 +227,19 @@ public:
   /// @thread any
   [[nodiscard]] virtual bool is_remote() const noexcept { return false; }
   /// Makes a registered launch in the process of a remote device.
-  /// @errors errc::launch_failed; errc::invalid_argument: nothing is registered there as `name`
-  [[nodiscard]] virtual caf::error launch_registered(const std::string& name,
-                                                     std::span<const launch_memory> reads,
-                                                     std::span<const launch_memory> writes,
-                                                     std::span<const std::byte> arguments,
+  /// @errors errc::launch_failed; errc::invalid_argument: nothing is registered there as its name
+  [[nodiscard]] virtual caf::error launch_registered(const registered_call& what,
                                                      stream_view stream) noexcept {
-    static_cast<void>(name);
-    static_cast<void>(reads);
-    static_cast<void>(writes);
-    static_cast<void>(arguments);
+    static_cast<void>(what);
+    static_cast<void>(stream);
+    return make_error(errc::not_supported, "only for devices in other processes");
+  }
+  /// Prepares a library's launch (`library_launch::prepare`) in the process of a remote device.
+  /// Nothing is enqueued.
+  /// @errors as `launch_registered`; those of `library_launch::prepare`
+  [[nodiscard]] virtual caf::error prepare_registered(const registered_call& what,
+                                                      stream_view stream) noexcept {
+    static_cast<void>(what);
     static_cast<void>(stream);
     return make_error(errc::not_supported, "only for devices in other processes");
   }

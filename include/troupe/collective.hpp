@@ -56,6 +56,9 @@ struct request_options {
   /// @errors errc::invalid_argument: the request reads memory that it writes; errc::not_supported:
   ///         requests of this kind cannot be made again
   std::uint32_t max_retries = 0;
+  /// For launches: lets the work run at the same time as other such launches of the device that use
+  /// other memory, in one of up to four streams. Other requests ignore it.
+  bool overlap = false;
 };
 
 template <class Inspector>
@@ -64,7 +67,7 @@ detail::inspect_result<Inspector> inspect(Inspector& f, request_options& x) {
   return detail::fields(f, x, "troupe::request_options", field("deadline", x.deadline),
                         field("membership", x.membership), field("allow_shrunk", x.allow_shrunk),
                         field("room", x.room), field("retry_of", x.retry_of),
-                        field("max_retries", x.max_retries));
+                        field("max_retries", x.max_retries), field("overlap", x.overlap));
 }
 
 /// The way that a collective went: by NCCL, or by kernels of the library (`collectives_policy`).

@@ -1,9 +1,10 @@
-/// Element types and reduce operations: those of NCCL 2.28.
+/// Element types, and the reduce operations of NCCL 2.28.
 #pragma once
 
 #include <troupe/detail/caf_compat.hpp>
 
 #include <bit>
+#include <complex>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -11,7 +12,8 @@
 
 namespace troupe {
 
-/// Element type of a buffer.
+/// Element type of a buffer. The complex ones are pairs of float32 or float64: real part, imaginary
+/// part.
 enum class dtype : std::uint8_t {
   int8,
   uint8,
@@ -25,12 +27,20 @@ enum class dtype : std::uint8_t {
   float64,
   float8_e4m3,
   float8_e5m2,
+  complex64,
+  complex128,
 };
 
-inline constexpr dtype all_dtypes[] = {dtype::int8,    dtype::uint8,       dtype::int32,
-                                       dtype::uint32,  dtype::int64,       dtype::uint64,
-                                       dtype::float16, dtype::bfloat16,    dtype::float32,
-                                       dtype::float64, dtype::float8_e4m3, dtype::float8_e5m2};
+/// The types of NCCL 2.28.
+inline constexpr dtype real_dtypes[] = {dtype::int8,    dtype::uint8,       dtype::int32,
+                                        dtype::uint32,  dtype::int64,       dtype::uint64,
+                                        dtype::float16, dtype::bfloat16,    dtype::float32,
+                                        dtype::float64, dtype::float8_e4m3, dtype::float8_e5m2};
+
+inline constexpr dtype all_dtypes[] = {
+    dtype::int8,        dtype::uint8,       dtype::int32,     dtype::uint32,    dtype::int64,
+    dtype::uint64,      dtype::float16,     dtype::bfloat16,  dtype::float32,   dtype::float64,
+    dtype::float8_e4m3, dtype::float8_e5m2, dtype::complex64, dtype::complex128};
 
 /// Returns the enumerator's name.
 std::string_view to_string(dtype x) noexcept;
@@ -57,7 +67,10 @@ constexpr std::size_t size_of(dtype x) noexcept {
   case dtype::int64:
   case dtype::uint64:
   case dtype::float64:
+  case dtype::complex64:
     return 8;
+  case dtype::complex128:
+    return 16;
   }
   return 0;
 }
@@ -65,12 +78,22 @@ constexpr std::size_t size_of(dtype x) noexcept {
 /// Returns whether `x` is an enumerator. A number from outside the process may be none.
 constexpr bool is_dtype(dtype x) noexcept { return size_of(x) != 0; }
 
+constexpr bool is_complex(dtype x) noexcept {
+  return x == dtype::complex64 || x == dtype::complex128;
+}
+
+/// Returns the type of the parts of complex numbers, `x` for other types.
+constexpr dtype real_type_of(dtype x) noexcept {
+  return x == dtype::complex64 ? dtype::float32 : x == dtype::complex128 ? dtype::float64 : x;
+}
+
 /// How a collective combines the ranks' elements; the order of the ranks is unspecified. Integers
 /// wrap; their `avg` divides the wrapped sum and drops the fraction. Floating-point `sum` and
 /// `prod` round after each step (NCCL sometimes less often). Floating-point `avg` multiplies each
 /// rank's element by 1/n, rounds both to the type, and adds. `premul_sum` multiplies each rank's
 /// element by that rank's own factor, of the same type, and adds. `min` and `max` ignore NaNs
-/// unless all elements are NaN, and treat -0 as less than +0.
+/// unless all elements are NaN, and treat -0 as less than +0. Complex numbers have no `prod`, `min`
+/// and `max`; their parts are combined each by itself.
 /// @source NCCL 2.28.9, `hostToDevRedOp` (src/enqueue.cc) and src/device/reduce_kernel.h; CUDA Math
 ///         API, `__hmin`; PTX ISA, `min`. NCCL guarantees nothing for NaNs and the signs of zeros,
 ///         and its multicast (NVLS) algorithms may differ there. Multicast algorithms add narrow
@@ -160,6 +183,8 @@ template <> struct dtype_of<float> { static constexpr dtype value = dtype::float
 template <> struct dtype_of<double> { static constexpr dtype value = dtype::float64; };
 template <> struct dtype_of<float8_e4m3> { static constexpr dtype value = dtype::float8_e4m3; };
 template <> struct dtype_of<float8_e5m2> { static constexpr dtype value = dtype::float8_e5m2; };
+template <> struct dtype_of<std::complex<float>> { static constexpr dtype value = dtype::complex64; };
+template <> struct dtype_of<std::complex<double>> { static constexpr dtype value = dtype::complex128; };
 // clang-format on
 
 template <class T> inline constexpr dtype dtype_v = dtype_of<T>::value;

@@ -4,6 +4,7 @@
 #include <troupe/dtype.hpp>
 #include <troupe/error.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -32,7 +33,7 @@ public:
   dtype type() const noexcept { return type_; }
   /// Returns the element as it lies in memory; nothing without an element.
   std::span<const std::byte> bytes() const& noexcept {
-    return std::as_bytes(std::span{&content_, 1}).first(size_of(type_));
+    return std::as_bytes(std::span{content_}).first(size_of(type_));
   }
   std::span<const std::byte> bytes() const&& = delete; // they would be gone
 
@@ -42,12 +43,12 @@ public:
   friend detail::inspect_result<Inspector> inspect(Inspector& f, scalar& x) {
     using detail::field;
     return detail::fields(f, x, "troupe::scalar", field("type", x.type_),
-                          field("content", x.content_));
+                          field("first", x.content_[0]), field("second", x.content_[1]));
   }
 
 private:
   dtype type_ = static_cast<dtype>(UINT8_MAX);
-  std::uint64_t content_ = 0; // the bytes behind those of the element are 0
+  std::array<std::uint64_t, 2> content_{}; // the bytes behind those of the element are 0
 };
 
 } // namespace troupe

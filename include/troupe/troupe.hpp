@@ -25,10 +25,12 @@
 #include <troupe/p2p_graph.hpp>
 #include <troupe/p2p_topology.hpp>
 #include <troupe/pending.hpp>
+#include <troupe/recording.hpp>
 #include <troupe/request.hpp>
 #include <troupe/runtime_options.hpp>
 #include <troupe/scalar.hpp>
 #include <troupe/spawn_program.hpp>
+#include <troupe/step.hpp>
 #include <troupe/task.hpp>
 #include <troupe/timer.hpp>
 #include <troupe/topology.hpp>

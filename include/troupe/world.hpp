@@ -4,6 +4,7 @@
 #include <troupe/device.hpp>
 #include <troupe/nccl_world.hpp>
 #include <troupe/pending.hpp>
+#include <troupe/recording.hpp>
 
 #include <caf/actor.hpp>
 
@@ -34,7 +35,9 @@ concept spans_of = requires(Range& all) {
 };
 } // namespace detail
 
+class step;
 class world_rank;
+struct step_done;
 
 /// A `launch_function` for each rank of a world.
 using rank_launch_function = std::function<caf::error(launch_context&, std::size_t rank)>;
@@ -344,6 +347,18 @@ public:
   /// Runs any of the above; also with factors, for reduce_op::premul_sum.
   pending<collective_done> run(const collective& what, request_options options = {}) const;
   pending<collective_done> run(const group& what) const;
+
+  /// Makes a step (troupe/step.hpp): the recorded requests over these buffers, to run together.
+  /// Checks what does not depend on the time of a run, for the ranks that are present.
+  /// @shape  buffers: one handle per rank for each name
+  /// @errors those of the requests; errc::invalid_argument: a name without buffers, or with two
+  ///         lists of them, not one handle per rank, or a rank that is out of range;
+  ///         errc::out_of_range: a part that is not in its buffer; errc::not_supported: the ranks
+  ///         are driven by programs
+  caf::expected<step> record(const recording& requests, std::vector<named_buffers> buffers) const;
+  /// Same as `step::run`.
+  /// @errors errc::invalid_argument, too: the step was recorded in another world
+  pending<step_done> run(const step& what, request_options options = {}) const;
 
   /// Returns the object for calls of one rank (troupe/world_rank.hpp). If `index` is out of range,
   /// all of them fail with errc::invalid_argument.

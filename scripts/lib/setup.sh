@@ -15,7 +15,7 @@ tools=("cmake cmake" "ninja ninja-build" "c++ g++")
 headers=("caf/all.hpp libcaf-dev" "caf/io/all.hpp libcaf-dev" "spdlog/spdlog.h libspdlog-dev"
   "CLI/CLI.hpp libcli11-dev" "openssl/ssl.h libssl-dev")
 test_headers=("nlohmann/json.hpp nlohmann-json3-dev" "gtest/gtest.h libgtest-dev" "gmock/gmock.h libgmock-dev"
-  "dlpack/dlpack.h libdlpack-dev")
+  "dlpack/dlpack.h libdlpack-dev" "cblas.h libopenblas-dev")
 # Python modules that sphinx-build needs, each with its package. Empty: none.
 sphinx_modules=()
 # Installed together with the others, but no reason to install anything.

@@ -43,7 +43,7 @@ bool order_use(locked lock, const std::shared_ptr<operation>& op, dependencies& 
   bool conflict = overlap && (a.writes || u.writes);
   if (conflict) {
     if (a.writes)
-      by->precede(op, u.reads && !u.accepted.includes(by->number()));
+      by->precede(op, u.reads && !u.accepted.includes(by->request_number()));
     if (a.writes && u.writes) // `by` itself passes them on only when it settles
       for (auto& x : by->unreadable_behind(lock, *u.memory, *a.at, u.begin, u.end))
         op->overwrites(lock, u.memory, x);

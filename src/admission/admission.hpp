@@ -85,6 +85,14 @@ public:
   ///         validation
   caf::error admit(const std::shared_ptr<operation>& op, room_policy room = room_policy::wait);
 
+  /// Admits `all`, which is not empty, in this order and in one step, or none of them: no operation
+  /// of another caller comes in between. What an earlier one of them overwrites, a later one may
+  /// read. They count as one request where a queue is bounded. Their deadlines are the same.
+  /// @errors why one of them is refused, whose index is then in `refused`; the caller marks the
+  ///         ranges that all of them would have written
+  caf::error admit_together(std::span<const std::shared_ptr<operation>> all, room_policy room,
+                            std::size_t& refused);
+
   /// Admits further attempts of requests that may be made again, in this order and in one step,
   /// or refuses them one by one (`retry::refusal`). Returns false, and does nothing, if not as many
   /// requests as `expected` wait for another attempt.
@@ -152,6 +160,8 @@ private:
   };
 
   caf::error admit(const std::shared_ptr<operation>& op, room_choice how, bool& held);
+  caf::error admit_together(std::span<const std::shared_ptr<operation>> all, queue_bound bound,
+                            std::size_t& refused, operations& held);
   room_maker who_makes_room(locked lock, const operation& op, queue_bound bound) const;
   caf::error place(locked lock, const std::shared_ptr<operation>& op, queue_bound bound,
                    std::int64_t now, bool& held, deferred_actions& after);

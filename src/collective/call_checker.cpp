@@ -88,6 +88,9 @@ bool store_factor(std::array<std::byte, 8>& to, dtype type, double x) {
     return store<float8_e4m3>(to, x);
   case dtype::float8_e5m2:
     return store<float8_e5m2>(to, x);
+  case dtype::complex64:
+  case dtype::complex128:
+    break; // its call is one of real numbers
   }
   return true;
 }
@@ -195,6 +198,26 @@ bool is_in_place(const rank_call& x, const collective_rules& rules) {
   return rules.has_in_place_form() && own(x.send, rules.send) == own(x.recv, rules.recv);
 }
 
+/// Makes a call with complex numbers one with pairs of real numbers.
+caf::error make_real(const call_checker& check, rank_call& result) {
+  auto& call = result.call;
+  if (!is_complex(call.type))
+    return {};
+  const bool by_parts =
+      call.op == reduce_op::sum || call.op == reduce_op::avg || call.op == reduce_op::premul_sum;
+  if (reduces(call.what) && !by_parts)
+    return check.refuse(errc::invalid_argument, result.rank,
+                        "complex numbers have no " + std::string{to_string(call.op)});
+  call.type = real_type_of(call.type);
+  call.count *= 2;
+  if (result.plan)
+    for (auto* x : {&result.plan->send_counts, &result.plan->send_offsets,
+                    &result.plan->recv_counts, &result.plan->recv_offsets})
+      for (auto& number : *x)
+        number *= 2;
+  return {};
+}
+
 /// Checks and stores the factor of a call with premul_sum.
 caf::error set_factor(const call_checker& check, rank_call& result, const double* factor) {
   auto& call = result.call;
@@ -267,6 +290,8 @@ caf::error call_checker::check(rank_call& result, std::size_t rank, const any_gp
   if (overlap(result.send, result.recv) && !is_in_place(result, rules))
     return refuse(errc::invalid_argument, rank,
                   "the send and receive buffers overlap and are not the same");
+  if (auto error = make_real(*this, result); error)
+    return error;
   if (auto error = set_factor(*this, result, factor); error)
     return error;
   set_addresses(result, flow);

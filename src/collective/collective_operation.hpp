@@ -67,6 +67,7 @@ public:
   room_maker maker_of_calls(locked) const override;
   caf::error on_check(locked lock) const override;
   caf::error on_admit(locked lock, queue_bound bound) override;
+  void on_refuse(locked) noexcept override { wait_no_more(); }
   const void* waits_for(locked lock) const override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   caf::error mark_end(part& p, event_view event, stream_view stream,

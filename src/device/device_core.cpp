@@ -5,6 +5,8 @@
 #include "foundation/error_text.hpp"
 #include "foundation/log.hpp"
 #include "operation/admission_lock.hpp"
+#include "operation/launch_call.hpp"
+#include "operation/launch_registry.hpp"
 #include "operation/use_of.hpp"
 #include "runtime/retried_request.hpp"
 #include "sharing/lend_operation.hpp"
@@ -18,6 +20,33 @@ clock::time_point device_core::deadline_of(const request_options& options) const
   return from_now(options.deadline.count() != 0 ? options.deadline : deadline_);
 }
 
+device_core device_core::into(operation_batch& batch) const {
+  auto result = *this;
+  result.batch_ = &batch;
+  return result;
+}
+
+void device_core::submit(const std::shared_ptr<operation>& op,
+                         const request_options& options) const {
+  if (batch_ != nullptr)
+    batch_->push_back(op);
+  else
+    runtime_->start(op, options);
+}
+
+namespace {
+
+template <class Operation>
+constexpr bool is_launch = std::is_same_v<Operation, launch_operation> ||
+                           std::is_same_v<Operation, registered_launch_operation>;
+
+void set_overlap(operation& launch, const request_options& options) {
+  if (options.overlap)
+    launch.parts()[0].stream = stream_kind::overlap;
+}
+
+} // namespace
+
 template <class Operation, class... X>
 auto device_core::start(const char* verb, caf::error why, const request_options& options,
                         X&&... x) const -> answer<decltype(Operation::value)> {
@@ -28,7 +57,9 @@ auto device_core::start(const char* verb, caf::error why, const request_options&
   auto op = std::make_shared<Operation>(std::forward<X>(x)...);
   op->deadline = deadline_of(options);
   op->parts()[0].on = worker_.get();
-  runtime_->start(op, options);
+  if constexpr (is_launch<Operation>)
+    set_overlap(*op, options);
+  submit(op, options);
   return op;
 }
 
@@ -44,9 +75,12 @@ device_core::answer<nothing> device_core::start_repeatable(const char* verb, caf
                                                            X&&... x) const {
   if (why || options.max_retries == 0)
     return start<Operation>(verb, std::move(why), options, std::forward<X>(x)...);
-  auto make = [worker = worker_, ... x = std::decay_t<X>(std::forward<X>(x))]() -> answer<nothing> {
+  auto make = [worker = worker_, options,
+               ... x = std::decay_t<X>(std::forward<X>(x))]() -> answer<nothing> {
     auto op = std::make_shared<Operation>(again(x)...);
     op->parts()[0].on = worker.get();
+    if constexpr (is_launch<Operation>)
+      set_overlap(*op, options);
     return op;
   };
   auto first = make();
@@ -152,21 +186,27 @@ device_core::answer<nothing> device_core::accept(const any_gpu_ref& ref,
   return start<accept_operation>("accept", check("accept", ref), options, ref);
 }
 
-caf::error device_core::check_launch(const std::vector<any_gpu_ref>& reads,
+caf::error device_core::check_launch(const char* verb, const std::vector<any_gpu_ref>& reads,
                                      const std::vector<any_gpu_ref>& writes) const {
-  auto error = check("launch");
+  auto error = check(verb);
   for (auto* refs : {&reads, &writes})
     for (auto& ref : *refs)
       if (!error)
-        error = check("launch", ref);
+        error = check(verb, ref);
   return error;
+}
+
+/// Returns the error of a library's check, with the verb and the device.
+caf::error device_core::in_verb(const char* verb, const caf::error& error) const {
+  const auto why = failure_of(error);
+  return why ? refuse(verb, why->code, why->detail) : error;
 }
 
 device_core::answer<nothing> device_core::launch(launch_function function,
                                                  const std::vector<any_gpu_ref>& reads,
                                                  const std::vector<any_gpu_ref>& writes,
                                                  const request_options& options) const {
-  auto error = check_launch(reads, writes);
+  auto error = check_launch("launch", reads, writes);
   if (!error && !function)
     error = refuse("launch", errc::invalid_argument, "the launch has no callable");
   if (!error && worker_->is_remote())
@@ -184,9 +224,17 @@ device_core::answer<nothing> device_core::launch(const std::string& name,
   auto error = check("launch");
   const auto bytes = std::as_bytes(arguments);
   std::vector<std::byte> own{bytes.begin(), bytes.end()};
-  if (!error && worker_->is_remote())
-    return start_repeatable<remote_launch_operation>("launch", check_launch(reads, writes), options,
-                                                     name, std::move(own), reads, writes);
+  if (auto library = find_library_launch(name); library || (!error && worker_->is_remote())) {
+    const auto* verb = library ? library->verb : "launch";
+    if (!error)
+      error = check_launch(verb, reads, writes);
+    if (!error && library && library->check)
+      error = in_verb(verb, call_library([&] {
+                        return library->check(memory_of(reads), memory_of(writes), own);
+                      }));
+    return start_repeatable<registered_launch_operation>(
+        verb, std::move(error), options, std::move(library), name, std::move(own), reads, writes);
+  }
   auto function = find_launch(name);
   if (!error && !function)
     error = refuse("launch", errc::invalid_argument, "no launch is registered as \"" + name + "\"");

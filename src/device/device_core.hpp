@@ -48,6 +48,10 @@ public:
 
   template <class T> using answer = std::shared_ptr<operation_of<T>>;
 
+  /// Returns the same device for requests that are added to `batch`, which the caller admits. A
+  /// request that is refused is answered, and is not added. `batch` outlives the result.
+  device_core into(operation_batch& batch) const;
+
   answer<any_gpu_ref> allocate(std::size_t count, dtype type, bool zeroed,
                                const request_options& options) const;
   answer<host_buffer> allocate_pinned(std::size_t size_bytes, const request_options& options) const;
@@ -100,8 +104,9 @@ private:
   caf::error check(const char* verb) const;
   caf::error check(const char* verb, const any_gpu_ref& ref) const;
   caf::error check(const char* verb, dtype type) const;
-  caf::error check_launch(const std::vector<any_gpu_ref>& reads,
+  caf::error check_launch(const char* verb, const std::vector<any_gpu_ref>& reads,
                           const std::vector<any_gpu_ref>& writes) const;
+  caf::error in_verb(const char* verb, const caf::error& error) const;
   caf::error check_user(const char* verb, const any_gpu_ref& ref) const;
   /// Makes the buffer for adopted memory.
   using buffer_maker = std::function<std::shared_ptr<buffer>(device_state& home, std::size_t size)>;
@@ -110,6 +115,7 @@ private:
   /// Returns the error that refuses a request to the device, which must exist.
   caf::error refuse(const char* verb, errc code, std::string detail) const;
   clock::time_point deadline_of(const request_options& options) const;
+  void submit(const std::shared_ptr<operation>& op, const request_options& options) const;
   answer<nothing> transfer_host(transfer::direction way, const any_gpu_ref& ref,
                                 std::shared_ptr<host_range> host,
                                 const request_options& options) const;
@@ -126,6 +132,7 @@ private:
   const std::shared_ptr<lane> worker_;
   const std::chrono::nanoseconds deadline_;
   const caf::error why_none_;
+  operation_batch* batch_ = nullptr; // requests are added to it, and not started
 };
 
 } // namespace troupe::detail

@@ -7,10 +7,13 @@
 #include "operation/buffer.hpp"
 #include "operation/device_state.hpp"
 #include "operation/launch_call.hpp"
+#include "operation/library_states.hpp"
 #include "operation/use_of.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
+#include <utility>
 
 namespace troupe::detail {
 
@@ -137,32 +140,25 @@ caf::expected<issue_outcome> copy_operation::issue(part& p, lane& on) {
 
 namespace {
 
-class lane_context final : public launch_context {
+class lane_context final : public device_context {
 public:
-  lane_context(lane& on, stream_kind stream, const operation& of,
-               launch_operation::host_functions& kept)
-      : on_(on), stream_(stream), of_(of), kept_(kept) {}
-
-  int device() const noexcept override { return on_.state().ordinal(); }
-
-  CUstream_st* cuda_stream() const noexcept override {
-    return on_.runs_cuda() ? static_cast<CUstream_st*>(on_.stream(stream_).native) : nullptr;
-  }
+  lane_context(lane& on, const part& p, launch_operation::host_functions& kept,
+               std::int32_t* verdict)
+      : device_context(on.device(), on.state().ordinal(), on.stream(p), on.libraries(), verdict),
+        of_(*p.of), kept_(kept) {}
 
   caf::error run_on_host(std::function<void()> f) override {
     if (kept_.calls.empty()) // before any of them can run
       for (auto& x : of_.uses())
         kept_.used.push_back(x.memory.get());
     auto& call = kept_.calls.emplace_back(std::move(f), kept_);
-    return on_.device().launch_host(
-        on_.stream(stream_),
+    return on().launch_host(
+        stream(),
         [](void* x) { launch_operation::call(*static_cast<launch_operation::host_call*>(x)); },
         &call);
   }
 
 private:
-  lane& on_;
-  stream_kind stream_;
   const operation& of_;
   launch_operation::host_functions& kept_;
 };
@@ -182,7 +178,7 @@ caf::expected<issue_outcome> launch_operation::issue(part& p, lane& on) {
   host_functions_->of = weak_from_this();
   host_functions_->device = on.state().ordinal();
   host_functions_->generation = on.state().generation();
-  lane_context context{on, p.stream, *this, *host_functions_};
+  lane_context context{on, p, *host_functions_, nullptr};
   caf::error error;
   {
     callable_scope scope{*this};
@@ -192,7 +188,7 @@ caf::expected<issue_outcome> launch_operation::issue(part& p, lane& on) {
     return issue_outcome::enqueued;
   if (code_of(error) == errc::device_fault)
     return error;
-  return in_full(error, *host_functions_);
+  return in_full(*this, error, *host_functions_);
 }
 
 void launch_operation::call(host_call& x) noexcept {
@@ -205,13 +201,14 @@ void launch_operation::call(host_call& x) noexcept {
     return;
   all.failed.store(true, std::memory_order_relaxed);
   // Fail at once, so that work behind the call in the streams has failed before it is done.
-  if (auto of = std::static_pointer_cast<launch_operation>(all.of.lock()))
-    of->fail(of->in_full(error, all));
+  if (auto of = std::static_pointer_cast<operation>(all.of.lock()))
+    of->fail(in_full(*of, error, all));
 }
 
-caf::error launch_operation::in_full(const caf::error& error, const host_functions& of) const {
+caf::error launch_operation::in_full(const operation& x, const caf::error& error,
+                                     const host_functions& of) {
   auto told = *failure_of(error);
-  auto why = describe(errc::launch_failed, std::move(told.detail));
+  auto why = x.describe(errc::launch_failed, std::move(told.detail));
   why.api = std::move(told.api);
   why.native_name = std::move(told.native_name);
   why.native_code = told.native_code;
@@ -226,27 +223,88 @@ void launch_operation::on_settled() noexcept {
   host_functions_.reset();
 }
 
-remote_launch_operation::remote_launch_operation(std::string name, std::vector<std::byte> arguments,
-                                                 const std::vector<any_gpu_ref>& reads,
-                                                 const std::vector<any_gpu_ref>& writes)
-    : operation_of("launch", 1), name_(std::move(name)), arguments_(std::move(arguments)) {
-  for (auto& x : reads) {
-    add_use(use_of(x, true, false));
-    reads_.push_back({address_of(x), x.count(), x.type()});
-  }
-  for (auto& x : writes) {
-    add_use(use_of(x, false, true));
-    writes_.push_back({address_of(x), x.count(), x.type()});
-  }
+// -- registered launches
+
+std::vector<launch_memory> memory_of(const std::vector<any_gpu_ref>& refs) {
+  std::vector<launch_memory> result;
+  result.reserve(refs.size());
+  for (auto& x : refs)
+    result.push_back({address_of(x), x.count(), x.type()});
+  return result;
 }
 
-caf::expected<issue_outcome> remote_launch_operation::issue(part& p, lane& on) {
-  auto error =
-      on.device().launch_registered(name_, reads_, writes_, arguments_, on.stream(p.stream));
-  if (!error)
-    return issue_outcome::enqueued;
-  return error;
+registered_launch_operation::registered_launch_operation(
+    std::shared_ptr<const library_launch> library, std::string name,
+    std::vector<std::byte> arguments, const std::vector<any_gpu_ref>& reads,
+    const std::vector<any_gpu_ref>& writes)
+    : operation_of(library ? library->verb : "launch", 1), library_(std::move(library)),
+      name_(std::move(name)), arguments_(std::move(arguments)), reads_(memory_of(reads)),
+      writes_(memory_of(writes)) {
+  for (auto& x : reads)
+    add_use(use_of(x, true, false));
+  for (auto& x : writes)
+    add_use(use_of(x, false, true));
 }
+
+registered_call registered_launch_operation::as_call() const noexcept {
+  return {name_, reads_, writes_, arguments_, verdict_.get()};
+}
+
+/// Calls a function of the library on the lane of `p`.
+caf::error registered_launch_operation::call(const library_function& f, part& p, lane& on) {
+  if (!host_functions_)
+    host_functions_ = std::make_shared<launch_operation::host_functions>();
+  host_functions_->of = weak_from_this();
+  host_functions_->device = on.state().ordinal();
+  host_functions_->generation = on.state().generation();
+  lane_context context{on, p, *host_functions_, verdict_.get()};
+  return call_library_on(on.device(), verb(), number(),
+                         [&] { return f(context, reads_, writes_, arguments_); });
+}
+
+caf::error registered_launch_operation::prepare(part& p, lane& on) {
+  if (!library_ || !library_->prepare)
+    return {};
+  if (!on.is_remote())
+    return call(library_->prepare, p, on);
+  auto what = as_call();
+  auto arguments = arguments_;
+  what.arguments = arguments;
+  if (library_->clear_ignored)
+    if (auto error = call_library([&] {
+          library_->clear_ignored(arguments);
+          return caf::error{};
+        }))
+      return error;
+  return on.device().prepare_registered(what, on.stream(p));
+}
+
+caf::expected<issue_outcome> registered_launch_operation::issue(part& p, lane& on) {
+  if (library_ && library_->judge) {
+    auto word = on.take_verdict();
+    if (!word)
+      return word.error();
+    verdict_ = std::move(*word);
+  }
+  return enqueued_unless(on.is_remote() ? on.device().launch_registered(as_call(), on.stream(p))
+                                        : call(library_->enqueue, p, on));
+}
+
+void registered_launch_operation::on_part_done(part& p) noexcept {
+  const auto word = std::exchange(verdict_, nullptr);
+  const auto verdict = word ? std::atomic_ref{*word}.load(std::memory_order_acquire) : 0;
+  if (verdict == 0 || failed())
+    return;
+  auto why = call_library([&] { return library_->judge(verdict); });
+  if (!why)
+    return;
+  auto told = describe(*code_of(why), failure_of(why)->detail);
+  told.device = p.on->state().ordinal();
+  told.generation = p.on->state().generation();
+  fail(make_error(std::move(told)));
+}
+
+void registered_launch_operation::on_settled() noexcept { host_functions_.reset(); }
 
 // -- stats, pinned memory
 

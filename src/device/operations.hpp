@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -108,25 +109,43 @@ protected:
   void on_settled() noexcept override;
 
 private:
-  caf::error in_full(const caf::error& error, const host_functions& of) const;
+  /// Returns the error of `x`, an operation with host functions.
+  static caf::error in_full(const operation& x, const caf::error& error, const host_functions& of);
 
   launch_function function_;
   std::shared_ptr<host_functions> host_functions_ = std::make_shared<host_functions>();
 };
 
-/// A registered launch on a device of another process.
-class remote_launch_operation final : public operation_of<nothing> {
+/// Returns the memory of handles, for a registered launch.
+std::vector<launch_memory> memory_of(const std::vector<any_gpu_ref>& refs);
+
+/// A launch of a library, or any registered launch on a device of another process.
+class registered_launch_operation final : public operation_of<nothing> {
 public:
-  remote_launch_operation(std::string name, std::vector<std::byte> arguments,
-                          const std::vector<any_gpu_ref>& reads,
-                          const std::vector<any_gpu_ref>& writes);
+  /// @param library null: the launch is not a library's, or not registered in this process
+  registered_launch_operation(std::shared_ptr<const library_launch> library, std::string name,
+                              std::vector<std::byte> arguments,
+                              const std::vector<any_gpu_ref>& reads,
+                              const std::vector<any_gpu_ref>& writes);
+  caf::error prepare(part& p, lane& on) override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  void on_part_done(part& p) noexcept override;
+  std::shared_ptr<void> used_by_streams() const noexcept override { return host_functions_; }
+
+protected:
+  void on_settled() noexcept override;
 
 private:
+  caf::error call(const library_function& f, part& p, lane& on);
+  registered_call as_call() const noexcept;
+
+  const std::shared_ptr<const library_launch> library_;
   const std::string name_;
   const std::vector<std::byte> arguments_;
-  std::vector<launch_memory> reads_;
-  std::vector<launch_memory> writes_;
+  const std::vector<launch_memory> reads_;
+  const std::vector<launch_memory> writes_;
+  std::shared_ptr<std::int32_t> verdict_;
+  std::shared_ptr<launch_operation::host_functions> host_functions_; ///< null: there is none
 };
 
 class stats_operation final : public operation_of<device_stats> {

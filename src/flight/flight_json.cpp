@@ -17,8 +17,11 @@ namespace troupe::detail {
 
 namespace {
 
-constexpr std::array<std::string_view, stream_count + 1> stream_names{
-    "compute", "upload", "download", "memory", "lend", "user", "collective", "peer", "none"};
+/// In the order of `stream_kind`.
+constexpr auto stream_names =
+    std::to_array<std::string_view>({"compute", "upload", "download", "memory", "lend", "user",
+                                     "overlap", "collective", "peer", "none"});
+static_assert(stream_names.size() == stream_count + 1);
 
 /// Writes JSON values one after the other, and sets the commas.
 class json_writer {
@@ -136,6 +139,8 @@ void write_refs(json_writer& to, const flight_entry& x) {
 
 void write_entry(json_writer& to, const flight_entry& x) {
   to.line().open('{').member("operation", x.operation).member("verb", std::string_view{x.verb});
+  if (x.step != 0)
+    to.member("step", x.step);
   to.member("part", x.part).member("rank", x.rank).member("world", x.world.id);
   to.member("epoch", x.epoch).member("generation", x.generation).member("count", x.count);
   to.key("dtype");

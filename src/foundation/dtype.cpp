@@ -50,6 +50,8 @@ constexpr named<dtype> other_type_names[] = {
     {"fp8_e5m2", dtype::float8_e5m2},
     {"f8e5m2", dtype::float8_e5m2},
     {"e5m2", dtype::float8_e5m2},
+    {"c64", dtype::complex64},
+    {"c128", dtype::complex128},
 };
 
 constexpr named<reduce_op> other_operation_names[] = {

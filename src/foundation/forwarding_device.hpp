@@ -90,11 +90,11 @@ public:
   event_word word_of(event_view x) const noexcept override { return inner_->word_of(x); }
   void interrupt() noexcept override { inner_->interrupt(); }
   bool is_remote() const noexcept override { return inner_->is_remote(); }
-  caf::error launch_registered(const std::string& name, std::span<const launch_memory> reads,
-                               std::span<const launch_memory> writes,
-                               std::span<const std::byte> arguments,
-                               stream_view on) noexcept override {
-    return inner_->launch_registered(name, reads, writes, arguments, on);
+  caf::error launch_registered(const registered_call& what, stream_view on) noexcept override {
+    return inner_->launch_registered(what, on);
+  }
+  caf::error prepare_registered(const registered_call& what, stream_view on) noexcept override {
+    return inner_->prepare_registered(what, on);
   }
   void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept override {
     inner_->set_loss_signal(std::move(signal));

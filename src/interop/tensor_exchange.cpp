@@ -22,6 +22,7 @@ enum type_codes : std::uint8_t {
   code_uint = 1,
   code_float = 2,
   code_bfloat = 4,
+  code_complex = 5,
   code_float8_e4m3 = 10, // with finite numbers and NaN only
   code_float8_e5m2 = 12,
 };
@@ -109,6 +110,9 @@ foreign_type foreign_type_of(dtype x) noexcept {
     return {code_float8_e4m3, bits};
   case dtype::float8_e5m2:
     return {code_float8_e5m2, bits};
+  case dtype::complex64:
+  case dtype::complex128:
+    return {code_complex, bits};
   }
   return {};
 }

@@ -6,6 +6,7 @@
 #include "lane/stream_table.hpp"
 #include "operation/device_state.hpp"
 #include "operation/flight_ring.hpp"
+#include "operation/library_states.hpp"
 #include "operation/operation.hpp"
 #include "operation/room.hpp"
 #include <troupe/backend.hpp>
@@ -30,6 +31,7 @@ namespace troupe::detail {
 
 class stager;
 class staging_ring;
+class verdict_area;
 
 /// The work of a process that had a device and is lost, while the device's memory is kept.
 struct lost_process {
@@ -204,6 +206,10 @@ public:
   staging_ring& upload_ring() noexcept { return *upload_ring_; }
   staging_ring& download_ring() noexcept { return *download_ring_; }
   stager& copier() noexcept { return *stager_; }
+  /// The states of libraries for a device of this process.
+  library_states& libraries() noexcept { return libraries_; }
+  /// Returns a word for the verdict of a launch. The last owner lets go of it on the lane.
+  caf::expected<std::shared_ptr<std::int32_t>> take_verdict();
   /// Up to this size a copy over NVLink takes less time than the calls that issue it.
   static constexpr std::size_t small_copy_bytes = std::size_t{256} << 10;
   /// Issues `what`, a copy of `p`: at once, or together with the small copies that follow it.
@@ -266,6 +272,7 @@ private:
   // The device (lane_device.cpp).
   bool come_up();
   caf::error open_device();
+  caf::error make_libraries();
   void go_down() noexcept;
   bool serve_control();
   bool has_lost_work() const noexcept;
@@ -295,6 +302,9 @@ private:
   bool drop_failed() noexcept;
   bool is_held() noexcept;
   verdict try_issue(part& p);
+  bool prepare(part& p);
+  void choose_stream(part& p);
+  std::size_t stream_for_overlap(const part& p);
   caf::error check_generation(const part& p) const;
   verdict wait_for_owner(part& p);
   void after_issue(part& p, const caf::expected<issue_outcome>& outcome);
@@ -321,6 +331,7 @@ private:
   static event_view set_over(part& p) noexcept;
   static void settle_if_over(part& p) noexcept;
   bool stands_between(const part& p) const noexcept;
+  bool is_before_in_stream(const part& x, const part& p) const noexcept;
   caf::error wait_for_what_is_before(part& p);
 
   /// Gives an event to `record`, and returns it.
@@ -358,6 +369,8 @@ private:
   std::unique_ptr<staging_ring> upload_ring_;
   std::unique_ptr<staging_ring> download_ring_;
   std::unique_ptr<stager> stager_;
+  library_states libraries_;
+  std::shared_ptr<verdict_area> verdicts_; // the one that has room; null: none was needed yet
   std::deque<part*> waiting_;
   copy_run run_; // used while parts are issued, one after the other
 

@@ -185,7 +185,7 @@ void lane::settle_if_over(part& p) noexcept {
   p.of->on_part_over(p);
   if (!p.of->one_over())
     return;
-  if (p.tenant != nullptr)
+  if (p.stream == stream_kind::collective)
     process_retired.add(p.of->settle()); // a collective holds no objects of the user any more
   else
     p.of->settle();

@@ -6,6 +6,7 @@
 #include "lane/kept_result.hpp"
 #include "lane/lane.hpp"
 #include "lane/staging.hpp"
+#include "lane/verdict_area.hpp"
 #include "operation/admission_lock.hpp"
 #include <troupe/error.hpp>
 
@@ -69,7 +70,15 @@ caf::error lane::open_device() {
   }
   if (auto error = take_over_memory(); error)
     return error;
-  return device_->open_memory();
+  if (auto error = device_->open_memory(); error)
+    return error;
+  return make_libraries();
+}
+
+/// A device in another process has them there.
+caf::error lane::make_libraries() {
+  return is_remote_ ? caf::error{}
+                    : libraries_.make(*device_, state_->ordinal(), stream(stream_kind::compute));
 }
 
 /// Keeps the memory that the device had before it was lost, if it had any and it can be kept.
@@ -95,6 +104,8 @@ void lane::go_down() noexcept {
   stager_.reset();
   static_cast<void>(note(upload_ring_->close()));
   static_cast<void>(note(download_ring_->close()));
+  verdicts_.reset();
+  libraries_.drop();
   for (auto event : events_)
     static_cast<void>(note(device_->destroy_event(event)));
   for (auto* s : streams_.made())
@@ -141,9 +152,12 @@ bool lane::has_lost_work() const noexcept {
 
 void lane::reset_now() {
   drain_released();
+  libraries_.drop();
   auto error = device_->close_memory();
   if (!error)
     error = device_->open_memory();
+  if (!error)
+    error = make_libraries();
   if (code_of(error) == errc::worker_lost)
     return; // its owner requests a revival
   if (error) {
@@ -282,6 +296,7 @@ void lane::revive() {
   drop_failed();
   drain_released();
   // The remains of the old process may still write into the old rings, so there will be new ones.
+  verdicts_.reset();
   const auto events = std::exchange(events_, {});
   const std::array rings{std::move(upload_ring_), std::move(download_ring_)};
   if (!come_up())
@@ -409,6 +424,20 @@ void lane::abandon_now() noexcept {
   }
   for (auto& x : state_->take_released())
     state_->hand_back(std::move(x));
+  libraries_.abandon();
+}
+
+caf::expected<std::shared_ptr<std::int32_t>> lane::take_verdict() {
+  if (!verdicts_ || !verdicts_->has_room()) {
+    auto memory = device_->allocate_pinned(verdict_area::size_bytes);
+    if (!memory)
+      return memory.error();
+    auto free = device_->pinned_deleter();
+    if (!free)
+      free = [device = device_](void* x) { return device->deallocate_pinned(x); };
+    verdicts_ = std::make_shared<verdict_area>(*memory, std::move(free));
+  }
+  return verdict_area::take(verdicts_);
 }
 
 caf::error lane::provide_streams() {

@@ -70,8 +70,7 @@ bool lane::is_held() noexcept {
 
 lane::verdict lane::try_issue(part& p) {
   auto& op = *p.of;
-  if (p.tenant != nullptr)
-    p.tenant->stream = streams_.choose_stream(*p.tenant);
+  choose_stream(p);
   auto holder = held_by(p);
   record_.held_by(holder.value_or(0));
   if (holder && !(op.withdrawn() && !stands_between(p)))
@@ -80,6 +79,8 @@ lane::verdict lane::try_issue(part& p) {
   auto error = provide_stream_of(p);
   if (!joins_run(p))
     end_run();
+  if (!prepare(p))
+    return wait_for_owner(p);
   if (!op.claim_issue(p)) {
     skip(p);
     return verdict::gone;
@@ -113,6 +114,62 @@ lane::verdict lane::try_issue(part& p) {
   after_issue(p, outcome);
   issuing_.store(!nothing_continues());
   return verdict::gone;
+}
+
+/// Lets the operation of `p` make what its issue needs. If that fails, the operation does not run.
+/// Returns false if the device is lost.
+bool lane::prepare(part& p) {
+  auto& op = *p.of;
+  if (op.withdrawn() || op.failed())
+    return true;
+  auto why = note(op.prepare(p, *this));
+  if (!why)
+    return true;
+  if (owner_tells(why))
+    return false;
+  why = in_full(p, why);
+  op.take_back(early_end::expired, [&] { return why; });
+  return true;
+}
+
+void lane::choose_stream(part& p) {
+  if (p.stream == stream_kind::overlap)
+    p.tenant = &streams_.overlaps()[stream_for_overlap(p)];
+  else if (p.tenant != nullptr)
+    p.tenant->stream = streams_.choose_stream(*p.tenant);
+}
+
+/// Returns which of the streams for launches that overlap is best for `p`: the one of its latest
+/// predecessor there, or one without work, or one that is made now, or the one with least work.
+std::size_t lane::stream_for_overlap(const part& p) {
+  const auto all = streams_.overlaps();
+  const predecessor* latest = nullptr;
+  std::optional<std::size_t> best;
+  for (auto& x : p.predecessors) {
+    if (x.at->on != this || x.at->over() ||
+        (latest != nullptr && latest->of->number() > x.of->number()))
+      continue;
+    const auto i = std::ranges::find(all, streams_.index_of(*x.at), &stream_tenant::stream);
+    if (i == all.end())
+      continue;
+    latest = &x;
+    best = static_cast<std::size_t>(i - all.begin());
+  }
+  if (best)
+    return *best;
+  std::size_t least = SIZE_MAX;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (provide_late(all[i].stream)) // of those before it, none is without work
+      break;
+    const auto work = streams_.all()[all[i].stream].in_flight.size();
+    if (work < least) {
+      best = i;
+      least = work;
+    }
+    if (work == 0)
+      break;
+  }
+  return best.value_or(0);
 }
 
 caf::error lane::check_generation(const part& p) const {

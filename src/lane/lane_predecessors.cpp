@@ -170,10 +170,17 @@ caf::error lane::wait_for_what_is_before(part& p) {
   return result;
 }
 
+/// Returns whether `x`, which is issued, is before `p` in a stream for launches that overlap.
+bool lane::is_before_in_stream(const part& x, const part& p) const noexcept {
+  const bool overlaps = p.stream == stream_kind::overlap || x.stream == stream_kind::overlap;
+  return overlaps && x.on == this && in_lane_stream(x.stream) && in_lane_stream(p.stream) &&
+         streams_.index_of(x) == streams_.index_of(p);
+}
+
 caf::error lane::wait_for_predecessors(part& p, stream_view stream) {
   caf::error result;
   for (auto& x : p.predecessors)
-    if (!x.at->over() && !x.at->shares_stream(p))
+    if (!x.at->over() && !x.at->shares_stream(p) && !is_before_in_stream(*x.at, p))
       keep_first(result, wait_for(*x.at, stream));
   return result;
 }

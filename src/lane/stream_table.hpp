@@ -29,6 +29,9 @@ inline constexpr std::size_t collective_streams = 4;
 /// link that is at work.
 inline constexpr std::size_t peer_streams = 8;
 
+/// The maximum number of streams of a lane for launches that overlap, with the compute stream.
+inline constexpr std::size_t overlap_streams = 4;
+
 /// A stream of a lane, and its parts.
 struct lane_stream {
   stream_view stream;
@@ -53,10 +56,16 @@ public:
   static constexpr auto users_streams = static_cast<std::size_t>(stream_kind::user);
   static constexpr auto first_collective = static_cast<std::size_t>(stream_kind::collective);
   static constexpr auto first_peer = first_collective + collective_streams;
-  static_assert(lend_stream + 1 == users_streams && users_streams + 1 == first_collective &&
+  static constexpr auto first_overlap = first_peer + peer_streams; // after the compute stream
+  static_assert(lend_stream + 1 == users_streams && users_streams + 2 == first_collective &&
                 first_collective + 2 == stream_count);
 
-  stream_table() { forget_streams(); }
+  stream_table() {
+    forget_streams();
+    for (std::size_t i = 1; i < overlap_streams; ++i)
+      overlaps_[i].stream = first_overlap + i - 1;
+    overlaps_[0].stream = stand_in;
+  }
 
   /// Makes a stream if it is not made yet.
   caf::error make_stream(backend_device& device, std::size_t index);
@@ -84,7 +93,10 @@ public:
     return {streams_.data() + first_peer, peer_streams};
   }
 
-  /// Returns the communicator, link or lends that `p` belongs to; null if its stream is fixed.
+  /// Returns the streams for launches that overlap, made or not, the compute stream first.
+  std::span<stream_tenant> overlaps() noexcept { return overlaps_; }
+  /// Returns the communicator, link or lends that `p` belongs to, or the stream of a launch that
+  /// overlaps; null if its stream is fixed, or not chosen yet.
   const stream_tenant* tenant_of(const part& p) const noexcept {
     return p.stream == stream_kind::peer   ? &links_[link_of(p.peer)]
            : p.stream == stream_kind::lend ? &lends_
@@ -94,8 +106,9 @@ public:
     return const_cast<stream_tenant*>(std::as_const(*this).tenant_of(p));
   }
   std::size_t index_of(const part& p) const noexcept {
-    const auto* who = tenant_of(p);
-    return who != nullptr ? who->stream : static_cast<std::size_t>(p.stream);
+    if (const auto* who = tenant_of(p))
+      return who->stream;
+    return p.stream == stream_kind::overlap ? stand_in : static_cast<std::size_t>(p.stream);
   }
   static std::size_t link_of(int peer) noexcept {
     return static_cast<std::size_t>(peer) % peer_streams;
@@ -120,9 +133,10 @@ public:
 private:
   void forget_late() noexcept;
 
-  std::array<lane_stream, first_peer + peer_streams> streams_;
+  std::array<lane_stream, first_overlap + overlap_streams - 1> streams_;
   std::array<stream_tenant, peer_streams> links_; // all work in flight of one link is in one stream
   stream_tenant lends_;
+  std::array<stream_tenant, overlap_streams> overlaps_;
   std::vector<lane_stream*> made_;   // of `streams_`; the others may be made later
   std::size_t collectives_made_ = 0; // how many streams for collectives are made
 };

@@ -61,7 +61,8 @@ struct flight_entry {
   static constexpr std::uint8_t no_way = 0xff;
 
   std::uint64_t operation = 0;
-  const char* verb = ""; ///< lives forever
+  std::uint64_t step = 0; ///< number of the run of a step that it belongs to; 0: of none
+  const char* verb = "";  ///< lives forever
   world_tag world;
   std::uint64_t epoch = 0;
   std::uint64_t generation = 0;

@@ -30,18 +30,45 @@ template <class F> caf::error call_launch(F f) noexcept {
   }
 }
 
-/// The same on the thread that drives `on`. A launch finds no CUDA error that other code has left
-/// on the thread, and leaves none of its own.
+/// Calls `f`, a function of a library, which returns an error or none. Errors of the library keep
+/// their codes.
+/// @errors errc::launch_failed: an exception, or an error that is not of this library
+template <class F> caf::error call_library(F f) noexcept {
+  try {
+    const caf::error error = f();
+    return !error || code_of(error) ? error : make_error(errc::launch_failed, describe(error));
+  } catch (...) {
+    return make_error(errc::launch_failed,
+                      "the library threw: " + exception_text(std::current_exception()));
+  }
+}
+
+/// Calls `f` on the thread that drives `on`. It finds no CUDA error that other code has left on the
+/// thread, and leaves none of its own.
+template <class F>
+caf::error between_errors(backend_device& on, std::string_view name, std::uint64_t number,
+                          F f) noexcept {
+  if (auto error = on.clear_last_error("before", name, number))
+    return error;
+  auto error = f();
+  if (auto fault = on.clear_last_error("after", name, number))
+    return fault;
+  return error;
+}
+
+/// As `call_launch`, on the thread that drives `on`.
 /// @shape  name: of the launch; number: of its operation, or 0
 template <class F>
 caf::error call_launch_on(backend_device& on, std::string_view name, std::uint64_t number,
                           F f) noexcept {
-  if (auto error = on.clear_last_error("before", name, number))
-    return error;
-  auto error = call_launch(f);
-  if (auto fault = on.clear_last_error("after", name, number))
-    return fault;
-  return error;
+  return between_errors(on, name, number, [&] { return call_launch(f); });
+}
+
+/// As `call_library`, on the thread that drives `on`.
+template <class F>
+caf::error call_library_on(backend_device& on, std::string_view name, std::uint64_t number,
+                           F f) noexcept {
+  return between_errors(on, name, number, [&] { return call_library(f); });
 }
 
 /// Marks that a user's callable runs on this thread for the operation `of`. The callable may access

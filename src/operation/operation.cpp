@@ -123,6 +123,7 @@ std::uint64_t operation::size_bytes() const noexcept {
 flight_entry operation::record_of(const part& p) const noexcept {
   flight_entry result;
   result.operation = number_;
+  result.step = step_;
   result.verb = verb_;
   result.count = elements_;
   result.rank = p.rank;

@@ -33,12 +33,14 @@ protected:
   ~operation_watch() = default;
 };
 
-/// The streams of a lane. `collective`: one of several; a communicator has its own while it has
-/// work on the lane. `peer`: one for each other device (`part::peer`), for copies over the link to
-/// it. `lend`: for operations that wait until memory can be lent to another process. `memory`: for
-/// allocations; nothing in it waits, so no allocation waits for a kernel. `user`: the part is work
-/// of a user's stream, over when an event there is; no work of the lane waits for it but what
-/// follows the part. `none`: the part is over when its issue returns.
+/// The streams of a lane. `overlap`: the stream of its predecessor, or one without work, among
+/// `compute` and a few others; chosen when the part is issued. `collective`: one of several; a
+/// communicator has its own while it has work on the lane. `peer`: one for each other device
+/// (`part::peer`), for copies over the link to it. `lend`: for operations that wait until memory
+/// can be lent to another process. `memory`: for allocations; nothing in it waits, so no allocation
+/// waits for a kernel. `user`: the part is work of a user's stream, over when an event there is; no
+/// work of the lane waits for it but what follows the part. `none`: the part is over when its issue
+/// returns.
 enum class stream_kind : std::uint8_t {
   compute,
   upload,
@@ -46,11 +48,12 @@ enum class stream_kind : std::uint8_t {
   memory,
   lend,
   user,
+  overlap,
   collective,
   peer,
   none
 };
-inline constexpr std::size_t stream_count = 8;
+inline constexpr std::size_t stream_count = 9;
 
 /// Returns whether parts of this kind are work in a stream of the lane, behind their predecessors.
 constexpr bool in_lane_stream(stream_kind x) noexcept {
@@ -148,10 +151,12 @@ struct alignas(64) part {
   /// Its operation is settled: a part that was dropped is over, and forgets its predecessors.
   void end_drop() noexcept;
   /// Returns whether both parts, if in flight on one lane at the same time, are in one stream, and
-  /// so finish in order. False for `lend`: it finishes at once if nothing is before it.
+  /// so finish in order. False for `lend`: it finishes at once if nothing is before it. False for
+  /// `overlap`: only the lane knows (`lane::is_before_in_stream`).
   bool shares_stream(const part& other) const noexcept {
     return on == other.on && stream == other.stream && in_lane_stream(stream) &&
-           stream != stream_kind::lend && (stream != stream_kind::peer || peer == other.peer) &&
+           stream != stream_kind::lend && stream != stream_kind::overlap &&
+           (stream != stream_kind::peer || peer == other.peer) &&
            (stream != stream_kind::collective || (tenant != nullptr && tenant == other.tenant));
   }
 };
@@ -237,6 +242,14 @@ public:
       x.accepted = skipped_reads::of(number);
   }
 
+  /// Makes the operation one of a step: the request is the run of the step, which has this number.
+  /// Called before admission.
+  void set_step(std::uint64_t number) noexcept { step_ = number; }
+  /// Returns the number of the run of a step that it belongs to; 0: of none.
+  std::uint64_t step() const noexcept { return step_; }
+  /// Returns the number of its request: the run of a step, or the operation itself.
+  std::uint64_t request_number() const noexcept { return step_ != 0 ? step_ : number(); }
+
   /// Makes the operation an attempt of the request of `x`, which may be made again after a loss.
   /// Called before admission.
   void set_retries(std::shared_ptr<retry_record> x) noexcept { retries_ = std::move(x); }
@@ -309,6 +322,8 @@ public:
   virtual caf::error on_check(locked) const { return {}; }
   /// Makes the last check before the operation gets its position in the order.
   virtual caf::error on_admit(locked, queue_bound) { return {}; }
+  /// Undoes `on_admit`: another operation that was to be admitted with this one is refused.
+  virtual void on_refuse(locked) noexcept {}
   /// Gives the operation its position in the order. `now`: nanoseconds of `clock`.
   void admitted(locked, std::int64_t now);
   /// Returns the position of the operation that was admitted last.
@@ -370,6 +385,9 @@ public:
 
   // -- called by lanes
 
+  /// Makes what the issue of `p` needs. If it fails, the operation does not run. Only for
+  /// operations with one part.
+  virtual caf::error prepare(part&, lane&) { return {}; }
   /// Issues `p` on its lane's stream.
   virtual caf::expected<issue_outcome> issue(part& p, lane& on);
   /// Makes `event` that of the end of the work of `p`, which is the last in its stream.
@@ -513,7 +531,9 @@ private:
 
   std::vector<dependent_failure> mark_buffers(locked lock, const caf::error& cause,
                                               const std::vector<follower>& successors);
-  std::uint64_t identity_of(const use& u) const noexcept { return u.accepted.identity(number()); }
+  std::uint64_t identity_of(const use& u) const noexcept {
+    return u.accepted.identity(request_number());
+  }
   static void mark_unreadable(locked lock, const std::shared_ptr<buffer>& memory,
                               const buffer::unreadable_range& x,
                               const std::vector<follower>& successors,
@@ -525,6 +545,7 @@ private:
 
   const char* verb_;
   std::uint64_t number_;
+  std::uint64_t step_ = 0;
   static std::uint64_t last_position_; // under the admission lock
   std::uint64_t position_ = 0;
   part_list parts_;
@@ -554,6 +575,9 @@ private:
   std::atomic<operation_watch*> kept_by_{nullptr};
   bool stall_reported_ = false;
 };
+
+/// Operations that one caller admits together, in their order.
+using operation_batch = std::vector<std::shared_ptr<operation>>;
 
 /// Result type of operations without a result.
 struct nothing {};

@@ -139,6 +139,20 @@ public:
   /// The same for messages of one rank.
   answer run(const exchange& what, std::shared_ptr<world_core> self);
 
+  /// Checks whether this process makes the requests of all ranks.
+  /// @errors errc::not_supported
+  caf::error check_whole(const char* verb) const;
+  /// Returns the ranks that a request with `options` leaves out.
+  /// @errors errc::membership_changed: it may not leave out any; found before its handles are
+  ///         checked
+  caf::expected<rank_set> to_leave_out(const char* verb, const request_options& options) const;
+  using prepared = caf::expected<std::shared_ptr<collective_operation>>;
+  /// Returns an operation for `what`, which the caller starts or drops.
+  /// @errors why the request is refused
+  prepared prepare(const collective_view& what, const request_options& options);
+  /// The same for a group; null if it has no calls. `without`: the ranks that it leaves out.
+  prepared prepare(const group& what, rank_set& without);
+
   /// Returns why this process has no device of `rank`, which is out of range or in another process.
   caf::error why_no_device_of(std::size_t rank) const;
   /// Allocates `count` elements on every rank, in rank order.
@@ -179,20 +193,15 @@ private:
   template <class Prepare>
   answer start_retried(std::shared_ptr<collective_operation> first, const request_options& options,
                        Prepare prepare);
-  using prepared = caf::expected<std::shared_ptr<collective_operation>>;
-  prepared prepare(const collective_view& what, const request_options& options);
-  prepared prepare(const group& what, rank_set& without);
   std::shared_ptr<collective_operation> operation_of_calls(const char* verb,
                                                            std::vector<rank_call> calls,
                                                            std::uint64_t membership,
                                                            rank_set without);
   std::shared_ptr<collective_operation> new_operation();
-  caf::error check_whole(const char* verb) const;
   caf::error check_rank(const char* verb, int rank) const;
   caf::error check_deadline(const char* verb, int rank, const request_options& options) const;
   void lose_call(const collective_operation& refused);
   void count_refused(const rank_end& of, const caf::error& why, std::uint64_t membership);
-  caf::expected<rank_set> to_leave_out(const char* verb, const request_options& options) const;
   std::shared_ptr<communicator> own(std::uint64_t epoch, collective_way way, rank_set absent,
                                     communicator_ranks ranks);
   std::shared_ptr<communicator> adopt(std::uint64_t epoch, rank_set absent,

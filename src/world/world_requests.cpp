@@ -159,8 +159,6 @@ caf::error world_core::check_whole(const char* verb) const {
                               "own calls");
 }
 
-/// Returns the ranks that a request with `options` leaves out.
-/// @errors errc::membership_changed: it may not leave out any; found before its handles are checked
 caf::expected<rank_set> world_core::to_leave_out(const char* verb,
                                                  const request_options& options) const {
   const auto now = absent();
@@ -230,8 +228,6 @@ collective owned(const collective_view& x) {
 
 } // namespace
 
-/// Returns an operation for `what`, to start.
-/// @errors why the request is refused
 world_core::prepared world_core::prepare(const collective_view& what,
                                          const request_options& options) {
   const auto* verb = verb_of(what);
@@ -271,7 +267,6 @@ world_core::answer world_core::run(const collective_view& what, const request_op
                        });
 }
 
-/// The same for a group; null if it has no calls.
 world_core::prepared world_core::prepare(const group& what, rank_set& without) {
   constexpr auto verb = "group";
   if (auto error = check_whole(verb); error)

@@ -919,7 +919,8 @@ TEST_F(BadInput, LaunchThatNobodyRegistered) {
   EXPECT_TRUE(
       has_code(register_launch("", [](launch_context&, auto, auto, auto) { return caf::error{}; }),
                errc::invalid_argument));
-  EXPECT_TRUE(has_code(register_launch("BadInput.Empty", {}), errc::invalid_argument));
+  EXPECT_TRUE(
+      has_code(register_launch("BadInput.Empty", registered_launch{}), errc::invalid_argument));
   expect_unharmed();
 }
 

@@ -5,9 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <complex>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -34,7 +37,7 @@ TEST_P(Collectives, AreRightForEveryKindAndType) {
   auto world = system.open_world({});
   std::uint64_t seed = 0;
   for (auto kind : testing::round_kinds)
-    for (auto type : all_dtypes)
+    for (auto type : real_dtypes)
       for (std::size_t count : {1, 37}) {
         ++seed;
         round_of round{world,
@@ -47,6 +50,46 @@ TEST_P(Collectives, AreRightForEveryKindAndType) {
             << to_string(kind) << " of " << to_string(type);
         round.expect_right();
       }
+}
+
+TEST_P(Collectives, MoveAndAddComplexNumbers) {
+  test_system system{{.devices = GetParam()}};
+  if (system.devices() < GetParam())
+    GTEST_SKIP() << "needs " << GetParam() << " devices";
+  auto world = system.open_world({});
+  const auto n = world.size();
+  const auto of_rank = [](std::size_t rank, std::size_t count) {
+    std::vector<std::complex<double>> result(count);
+    for (std::size_t i = 0; i < count; ++i)
+      result[i] = {static_cast<double>(rank * 100 + i), static_cast<double>(2 * i + 1)};
+    return result;
+  };
+  std::vector<std::complex<double>> sum(7);
+  std::vector<std::complex<double>> all;
+  std::vector<any_gpu_ref> x;
+  const auto gathered = must(world.allocate<std::complex<double>>(7 * n));
+  const auto devices = testing::devices_of(world);
+  for (std::size_t r = 0; r < n; ++r) {
+    const auto mine = of_rank(r, 7);
+    std::ranges::transform(sum, mine, sum.begin(), std::plus{});
+    all.insert(all.end(), mine.begin(), mine.end());
+    x.push_back(must(devices[r].allocate<std::complex<double>>(7)));
+    testing::put(devices[r], x[r], testing::bytes_of(mine));
+  }
+  ASSERT_TRUE(is_ok(answer_of(world.all_gather(x, gathered))));
+  ASSERT_TRUE(is_ok(answer_of(world.all_reduce(x))));
+  for (std::size_t r = 0; r < n; ++r) {
+    EXPECT_TRUE(testing::holds(devices[r], gathered[r], all));
+    EXPECT_TRUE(testing::holds(devices[r], x[r], sum));
+  }
+  const auto halved =
+      world.run(all_reduce{x, x, reduce_op::premul_sum, {}, std::vector<double>(n, 0.5)});
+  ASSERT_TRUE(is_ok(answer_of(halved)));
+  for (auto& number : sum)
+    number *= 0.5 * static_cast<double>(n);
+  EXPECT_TRUE(testing::holds(devices[0], x[0], sum));
+  for (const auto op : {reduce_op::prod, reduce_op::min, reduce_op::max})
+    EXPECT_TRUE(has_code(answer_of(world.all_reduce(x, op)), errc::invalid_argument));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ::testing::Values(1, 2, 3, 4, 8));

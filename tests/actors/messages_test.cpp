@@ -292,7 +292,8 @@ protected:
                            .allow_shrunk = true,
                            .room = room_policy::refuse,
                            .retry_of = 17,
-                           .max_retries = 3};
+                           .max_retries = 3,
+                           .overlap = true};
 };
 
 TEST_F(Messages, EnumerationsComeBack) {

@@ -72,7 +72,7 @@ TEST_P(RankLocal, IsRightForEveryKindAndType) {
   std::vector<std::pair<std::string, round_of>> rounds;
   std::uint64_t seed = 0;
   for (auto kind : testing::round_kinds)
-    for (auto type : all_dtypes) {
+    for (auto type : real_dtypes) {
       ++seed;
       rounds.emplace_back(std::string{to_string(kind)} + " of " + std::string{to_string(type)},
                           round_of{w,

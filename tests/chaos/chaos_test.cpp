@@ -391,7 +391,7 @@ private:
   }
 
   void open() {
-    type_ = all_dtypes[pick(random_, 0, std::size(all_dtypes) - 1)];
+    type_ = real_dtypes[pick(random_, 0, std::size(real_dtypes) - 1)];
     count_ = 12 * pick(random_, 1, 40);
     auto order = all_devices(*sys_);
     std::shuffle(order.begin(), order.end(), random_);

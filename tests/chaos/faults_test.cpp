@@ -61,7 +61,7 @@ void run_client(const world& w, std::uint64_t seed, tally& all) {
   constexpr std::size_t most = 2048;
   auto refs = must(w.allocate(dtype::uint64, most));
   for (int i = 0; i < operations_per_client; ++i) {
-    auto type = all_dtypes[pick(0, std::size(all_dtypes) - 1)];
+    auto type = real_dtypes[pick(0, std::size(real_dtypes) - 1)];
     auto op = all_reduce_ops[pick(0, std::size(all_reduce_ops) - 1)];
     auto count = pick(1, most);
     auto inputs = random_inputs({type, op, random(), 0, ranks, input_kind::exact}, count);

@@ -27,7 +27,7 @@ TEST(DtypeNames, RoundTrip) {
     EXPECT_EQ(dtype_from_string(to_string(x)), x) << to_string(x);
     EXPECT_TRUE(names.insert(to_string(x)).second) << to_string(x);
   }
-  EXPECT_EQ(names.size(), 12u);
+  EXPECT_EQ(names.size(), 14u);
 }
 
 TEST(DtypeNames, UnderstandsTheUsualShortOnes) {
@@ -54,7 +54,9 @@ TEST(DtypeNames, UnderstandsTheUsualShortOnes) {
                                                       {"f8e4m3", float8_e4m3},
                                                       {"f8e5m2", float8_e5m2},
                                                       {"fp8_e4m3", float8_e4m3},
-                                                      {"fp8_e5m2", float8_e5m2}};
+                                                      {"fp8_e5m2", float8_e5m2},
+                                                      {"c64", complex64},
+                                                      {"c128", complex128}};
   for (const auto& [name, type] : names)
     EXPECT_EQ(dtype_from_string(name), type) << name;
 }
@@ -63,6 +65,19 @@ TEST(DtypeNames, RefusesOthers) {
   for (const std::string_view name : {"", "float3", "float322", "Float32", " int8", "unknown"})
     EXPECT_EQ(dtype_from_string(name), std::nullopt) << name;
   EXPECT_EQ(to_string(static_cast<dtype>(99)), "unknown");
+}
+
+TEST(Dtype, ComplexTypesHaveTwoParts) {
+  for (const dtype x : real_dtypes) {
+    EXPECT_FALSE(is_complex(x)) << to_string(x);
+    EXPECT_EQ(real_type_of(x), x);
+  }
+  for (const dtype x : {dtype::complex64, dtype::complex128}) {
+    EXPECT_TRUE(is_complex(x));
+    EXPECT_EQ(size_of(x), 2 * size_of(real_type_of(x)));
+  }
+  EXPECT_EQ(dtype_v<std::complex<float>>, dtype::complex64);
+  EXPECT_EQ(dtype_v<std::complex<double>>, dtype::complex128);
 }
 
 TEST(Dtype, IsOneOfThoseThatThereAre) {

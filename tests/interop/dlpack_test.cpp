@@ -96,6 +96,7 @@ const std::map<dtype, DLDataType> known_types = {
     {dtype::float16, {2, 16, 1}},     {dtype::float32, {2, 32, 1}},
     {dtype::float64, {2, 64, 1}},     {dtype::bfloat16, {4, 16, 1}},
     {dtype::float8_e4m3, {10, 8, 1}}, {dtype::float8_e5m2, {12, 8, 1}},
+    {dtype::complex64, {5, 64, 1}},   {dtype::complex128, {5, 128, 1}},
 };
 
 TEST(DlpackTypes, AreMappedInBothDirections) {

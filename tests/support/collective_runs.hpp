@@ -236,7 +236,7 @@ inline group_run random_group(int ranks, std::mt19937& random) {
   for (auto n = below(3); n > 0; --n)
     result.collectives.push_back(std::make_unique<collective_run>(
         collective_spec{.what = collectives[random() % collectives.size()],
-                        .type = all_dtypes[random() % std::size(all_dtypes)],
+                        .type = real_dtypes[random() % std::size(real_dtypes)],
                         .count = count(),
                         .ranks = ranks,
                         .op = reduce_ops[random() % reduce_ops.size()],
@@ -245,7 +245,8 @@ inline group_run random_group(int ranks, std::mt19937& random) {
         random() % 2 ? collective_run::memory::in_place : collective_run::memory::apart));
   for (auto n = below(3 * ranks); n > 0; --n)
     result.messages.push_back(std::make_unique<message_run>(
-        below(ranks), below(ranks), all_dtypes[random() % std::size(all_dtypes)], count(), random));
+        below(ranks), below(ranks), real_dtypes[random() % std::size(real_dtypes)], count(),
+        random));
   return result;
 }
 

@@ -76,7 +76,6 @@ private:
 
 namespace {
 
-constexpr const char* stream_launch = "troupe.testing.hold_stream";
 constexpr const char* lane_launch = "troupe.testing.hold_lane";
 
 caf::error hold_stream_of(launch_context& context, std::shared_ptr<gate::state> at) {
@@ -92,7 +91,7 @@ std::vector<std::uint8_t> bytes_of_text(const std::string& x) { return {x.begin(
 
 /// Workers run the same program, so the launches are registered there too.
 [[maybe_unused]] const bool registered = [] {
-  must(register_launch(stream_launch, [](launch_context& context, auto, auto, auto path) {
+  must(register_launch(gate::launch_name, [](launch_context& context, auto, auto, auto path) {
     return hold_stream_of(context, state_at(path));
   }));
   must(register_launch(lane_launch, [](launch_context&, auto, auto, auto path) {
@@ -111,8 +110,7 @@ gate::gate(bool for_workers) : state_(std::make_shared<state>()), for_workers_(f
 pending<void> gate::hold_stream(const device& on, std::vector<any_gpu_ref> reads,
                                 std::vector<any_gpu_ref> writes, request_options options) const {
   if (for_workers_)
-    return on.launch(stream_launch, bytes_of_text(state_->path()), std::move(reads),
-                     std::move(writes), options);
+    return on.launch(launch_name, arguments(), std::move(reads), std::move(writes), options);
   return on.launch([at = state_](launch_context& context) { return hold_stream_of(context, at); },
                    std::move(reads), std::move(writes), options);
 }
@@ -120,8 +118,7 @@ pending<void> gate::hold_stream(const device& on, std::vector<any_gpu_ref> reads
 pending<void> gate::hold_lane(const device& on, std::vector<any_gpu_ref> reads,
                               std::vector<any_gpu_ref> writes, request_options options) const {
   if (for_workers_)
-    return on.launch(lane_launch, bytes_of_text(state_->path()), std::move(reads),
-                     std::move(writes), options);
+    return on.launch(lane_launch, arguments(), std::move(reads), std::move(writes), options);
   return on.launch(
       [at = state_](launch_context&) {
         at->pass();
@@ -129,6 +126,8 @@ pending<void> gate::hold_lane(const device& on, std::vector<any_gpu_ref> reads,
       },
       std::move(reads), std::move(writes), options);
 }
+
+std::vector<std::uint8_t> gate::arguments() const { return bytes_of_text(state_->path()); }
 
 bool gate::wait_reached() const { return state_->wait_reached(); }
 

@@ -3,6 +3,7 @@
 
 #include <troupe/device.hpp>
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -28,6 +29,9 @@ public:
   /// Blocks the lane itself.
   pending<void> hold_lane(const device& on, std::vector<any_gpu_ref> reads = {},
                           std::vector<any_gpu_ref> writes = {}, request_options options = {}) const;
+  /// The registered launch that blocks a stream of its device, wherever that is, with `arguments`.
+  static constexpr const char* launch_name = "troupe.testing.hold_stream";
+  std::vector<std::uint8_t> arguments() const;
   /// Blocks until the work has reached the gate. Returns false if it does not do so in time.
   bool wait_reached() const;
   void open() const;

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -22,6 +23,17 @@ namespace troupe::testing {
 namespace {
 
 constexpr const char* write_when_told = "Handover.write_when_told";
+constexpr const char* library_name = "Handover.library";
+constexpr const char* times_prepared = "Handover.times_prepared";
+
+/// Counts how often the process has prepared a launch for so many elements.
+struct preparations final : library_state {
+  std::map<std::size_t, std::uint32_t> times;
+};
+
+preparations& preparations_of(const launch_context& context) {
+  return dynamic_cast<preparations&>(*context.library(library_name));
+}
 
 /// Workers run the same program, so the launch is registered there too.
 [[maybe_unused]] const bool registered = [] {
@@ -38,6 +50,21 @@ constexpr const char* write_when_told = "Handover.write_when_told";
           std::fill_n(to, n, 1u);
         });
   }));
+  must(register_library(library_name, [](launch_context&) {
+    return caf::expected<std::unique_ptr<library_state>>{std::make_unique<preparations>()};
+  }));
+  library_launch launch;
+  launch.prepare = [](launch_context& context, auto, auto writes, auto) {
+    ++preparations_of(context).times[writes.front().count];
+    return caf::error{};
+  };
+  launch.enqueue = [](launch_context& context, auto, auto writes, auto) {
+    const auto& to = writes.front();
+    return context.run_on_host([=, times = preparations_of(context).times[to.count]] {
+      std::fill_n(static_cast<std::uint32_t*>(to.address), to.count, times);
+    });
+  };
+  must(register_launch(times_prepared, std::move(launch)));
   return true;
 }();
 
@@ -101,6 +128,27 @@ TEST_F(Handover, MovesADeviceWithItsMemory) {
     EXPECT_TRUE(holds(device_, memory, counted(1)));
     EXPECT_TRUE(works(device_));
   }
+}
+
+/// After a move the launch is prepared again, besides in advance.
+TEST_F(Handover, PreparesLaunchesInSpares) {
+  start();
+  const auto times = [&](const any_gpu_ref& memory) {
+    must(answer_of(device_.launch(times_prepared, {}, {}, {memory})));
+    return must(device_.download(must(gpu_ref<std::uint32_t>::from(memory)))).front();
+  };
+  const auto first = filled(device_, elements(3));
+  for (int i = 0; i < 3; ++i)
+    EXPECT_EQ(times(first), 1u);
+  must(answer_of(device_.hand_over())); // to a spare that starts now
+  EXPECT_EQ(times(first), 2u);
+  const auto w = open_with_spares();
+  EXPECT_TRUE(eventually([&] { return w.status().standby_ready; }));
+  const auto second = filled(device_, elements(5));
+  EXPECT_EQ(times(second), 1u);
+  must(answer_of(device_.hand_over())); // to the spare that was there
+  EXPECT_EQ(times(second), 2u);
+  EXPECT_EQ(times(first), 2u);
 }
 
 /// The memory is moved while its process is alive, so it is trusted.

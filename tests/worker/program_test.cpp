@@ -412,6 +412,9 @@ const bool programs_registered = [] {
             return self->fail_state(
                 make_error(errc::internal, "the device of rank " + std::to_string(peer)));
         }
+        const auto step = place.rank.whole().record({}, {});
+        if (step || code_of(step.error()) != errc::not_supported)
+          return self->fail_state(make_error(errc::internal, "a program has recorded a step"));
         const auto split = place.rank.whole().split("a", std::vector<std::int32_t>(in.size()));
         if (split || code_of(split.error()) != errc::not_supported)
           return self->fail_state(make_error(errc::internal, "a program has split its world"));

@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cctype>
 #include <chrono>
 #include <string>
@@ -424,11 +425,12 @@ caf::error cuda_device::copy(void* target, const void* source, std::size_t size_
 caf::error cuda_device::fill(void* target, std::span<const std::byte> pattern, std::size_t count,
                              stream_view stream) noexcept {
   const std::size_t size = pattern.size();
-  if ((size != 1 && size != 2 && size != 4 && size != 8) ||
+  if (size > 16 || !std::has_single_bit(size) ||
       reinterpret_cast<std::uintptr_t>(target) % size != 0)
     return no_throw([&] {
-      return failed(errc::invalid_argument, ordinal_,
-                    "a fill pattern has 1, 2, 4 or 8 bytes, and the target must be aligned to it");
+      return failed(
+          errc::invalid_argument, ordinal_,
+          "a fill pattern has 1, 2, 4, 8 or 16 bytes, and the target must be aligned to it");
     });
   if (count == 0)
     return {};

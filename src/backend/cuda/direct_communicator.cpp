@@ -31,7 +31,7 @@ namespace {
 #define TROUPE_PULL_NAME(name, type) {"pull_" #name},
 #define TROUPE_MOVE_NAME(name, most) {"move_" #name},
 #define TROUPE_TRADE_NAME(name, most) {"trade_" #name},
-constexpr std::size_t types = std::size(all_dtypes);
+constexpr std::size_t types = std::size(real_dtypes);
 constinit kernel kernels[] = {
     TROUPE_DIRECT_TYPES(TROUPE_PUSH_NAME) TROUPE_DIRECT_TYPES(TROUPE_PULL_NAME)
         TROUPE_DIRECT_MOVES(TROUPE_MOVE_NAME) TROUPE_DIRECT_TRADES(TROUPE_TRADE_NAME)};

@@ -65,7 +65,7 @@ direct::reduction reduction_of(reduce_op op) noexcept {
 // The parts of a signature: `tag`, and `rest` of a reduction.
 constexpr unsigned bits_of_type = 4;
 constexpr unsigned bits_of_op = 3;
-static_assert(std::size(all_collective_kinds) <= 16 && std::size(all_dtypes) <= 1 << bits_of_type);
+static_assert(std::size(all_collective_kinds) <= 16 && std::size(real_dtypes) <= 1 << bits_of_type);
 
 /// Both ends of a message have the same tag.
 std::uint8_t tag_of(const collective_call& call) noexcept {

@@ -30,7 +30,7 @@ constexpr unsigned block_threads = 256;
 /// Enough to fill any current device; the kernels loop over the rest.
 constexpr std::size_t most_blocks = 2048;
 constexpr std::size_t vector_bytes = 16; ///< written at once by a thread of `fill`
-constexpr std::size_t widest_element = 8;
+constexpr std::size_t widest_element = 16;
 
 /// Returns the number of blocks for a loop of `steps` steps.
 unsigned blocks_for(std::size_t steps) noexcept {

@@ -66,6 +66,9 @@ template <> struct word<4> {
 template <> struct word<8> {
   using type = std::uint64_t;
 };
+template <> struct word<16> {
+  using type = uint4;
+};
 
 } // namespace
 

@@ -9,7 +9,7 @@
 namespace troupe::detail {
 
 /// Writes `pattern` `count` times to `target`, in the order of `stream`.
-/// @shape pattern: 2, 4 or 8 bytes, else cudaErrorInvalidValue; target: aligned to that size
+/// @shape pattern: 2, 4, 8 or 16 bytes, else cudaErrorInvalidValue; target: aligned to that size
 cudaError_t launch_fill(void* target, const void* pattern, std::size_t pattern_bytes,
                         std::size_t count, cudaStream_t stream) noexcept;
 

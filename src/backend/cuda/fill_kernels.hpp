@@ -2,7 +2,7 @@
 #pragma once
 
 /// X(bytes): fill_2 writes patterns of two bytes, ...
-#define TROUPE_FILL_KERNELS(X) X(2) X(4) X(8)
+#define TROUPE_FILL_KERNELS(X) X(2) X(4) X(8) X(16)
 
 /// X(name, NCCL's type, device type): multiply_int8 multiplies elements of ncclInt8, ...
 #define TROUPE_MULTIPLY_KERNELS(X)                                                                 \

@@ -60,7 +60,7 @@ const char* call_validator::complaint(const collective_call& call) const noexcep
     return "unknown kind of collective";
   if (call.what == collective_kind::barrier)
     return nullptr;
-  if (!is_dtype(call.type))
+  if (!is_dtype(call.type) || is_complex(call.type))
     return "unknown dtype";
   if (has_peer(call.what) && (call.peer < 0 || call.peer >= size_))
     return "the peer or root is out of range";

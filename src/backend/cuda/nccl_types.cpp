@@ -11,7 +11,7 @@ namespace {
 constexpr ncclDataType_t types[] = {ncclInt8,    ncclUint8,   ncclInt32,      ncclUint32,
                                     ncclInt64,   ncclUint64,  ncclFloat16,    ncclBfloat16,
                                     ncclFloat32, ncclFloat64, ncclFloat8e4m3, ncclFloat8e5m2};
-static_assert(std::size(types) == std::size(all_dtypes));
+static_assert(std::size(types) == std::size(real_dtypes));
 
 /// In the order of `reduce_op`.
 constexpr ncclRedOp_t operations[] = {ncclSum, ncclProd, ncclMin, ncclMax, ncclAvg};

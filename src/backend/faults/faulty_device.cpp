@@ -209,13 +209,11 @@ public:
   void interrupt() noexcept override { inner_->interrupt(); }
   bool is_remote() const noexcept override { return inner_->is_remote(); }
 
-  caf::error launch_registered(const std::string& name, std::span<const launch_memory> reads,
-                               std::span<const launch_memory> writes,
-                               std::span<const std::byte> arguments,
-                               stream_view stream) noexcept override {
-    return call(
-        verb::launch_host,
-        [&] { return inner_->launch_registered(name, reads, writes, arguments, stream); }, stream);
+  caf::error launch_registered(const registered_call& what, stream_view stream) noexcept override {
+    return call(verb::launch_host, [&] { return inner_->launch_registered(what, stream); }, stream);
+  }
+  caf::error prepare_registered(const registered_call& what, stream_view stream) noexcept override {
+    return inner_->prepare_registered(what, stream);
   }
 
   void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept override {

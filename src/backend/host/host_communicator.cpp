@@ -54,7 +54,7 @@ const char* host_communicator::fault_of(const collective_call& x) const noexcept
   if (x.what == barrier)
     return nullptr;
   const auto element_bytes = size_of(x.type);
-  if (element_bytes == 0)
+  if (element_bytes == 0 || is_complex(x.type))
     return "unknown dtype";
   if (has_peer(x.what) && (x.peer < 0 || x.peer >= transport_->size()))
     return "the peer or root is out of range";

@@ -1,6 +1,7 @@
 #include "backend/host/host_device.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 
@@ -234,7 +235,7 @@ caf::error host_device::copy(void* target, const void* source, std::size_t size_
 caf::error host_device::fill(void* target, std::span<const std::byte> pattern, std::size_t count,
                              stream_view stream) noexcept {
   const auto size = pattern.size();
-  if ((size != 1 && size != 2 && size != 4 && size != 8) || (count > 0 && !target) ||
+  if (size > 16 || !std::has_single_bit(size) || (count > 0 && !target) ||
       reinterpret_cast<std::uintptr_t>(target) % size != 0)
     return fail(errc::invalid_argument,
                 "a pattern of " + std::to_string(size) +

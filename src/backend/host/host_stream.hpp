@@ -57,7 +57,7 @@ struct copy_command {
 
 struct fill_command {
   void* target;
-  std::array<std::byte, 8> pattern; ///< its first `pattern_bytes`
+  std::array<std::byte, 16> pattern; ///< its first `pattern_bytes`
   std::size_t pattern_bytes;
   std::size_t count;
 };

@@ -3,6 +3,8 @@
 #include "foundation/other_processes.hpp"
 #include "operation/device_state.hpp"
 #include "operation/launch_call.hpp"
+#include "operation/launch_registry.hpp"
+#include "operation/library_states.hpp"
 #include "worker/child/worker_service.hpp"
 #include <troupe/launch.hpp>
 
@@ -32,20 +34,16 @@ template <class T, class F> caf::expected<T> take(std::vector<T>& ready, F make)
 
 /// Lets a launch use the device and its stream. `on_fault` is called if a function that the launch
 /// runs on the host throws.
-class service_context final : public launch_context {
+class service_context final : public device_context {
 public:
-  service_context(backend_device& on, int ordinal, stream_view stream,
-                  const std::function<void(const caf::error&)>& on_fault)
-      : on_(on), ordinal_(ordinal), stream_(stream), on_fault_(on_fault) {}
+  service_context(backend_device& on, int ordinal, stream_view stream, library_states& libraries,
+                  std::int32_t* verdict, const std::function<void(const caf::error&)>& on_fault)
+      : device_context(on, ordinal, stream, libraries, verdict), on_fault_(on_fault) {}
 
-  int device() const noexcept override { return ordinal_; }
-  CUstream_st* cuda_stream() const noexcept override {
-    return on_.runs_cuda() ? static_cast<CUstream_st*>(stream_.native) : nullptr;
-  }
   caf::error run_on_host(std::function<void()> f) override {
     std::unique_ptr<host_call> kept{new host_call{std::move(f), on_fault_}};
-    auto error = on_.launch_host(
-        stream_,
+    auto error = on().launch_host(
+        stream(),
         [](void* x) {
           const std::unique_ptr<host_call> mine{static_cast<host_call*>(x)};
           // The launch was already answered. A fault keeps readers from the incomplete result.
@@ -65,9 +63,6 @@ private:
     std::function<void(const caf::error&)> on_fault;
   };
 
-  backend_device& on_;
-  int ordinal_;
-  stream_view stream_;
   const std::function<void(const caf::error&)>& on_fault_;
 };
 
@@ -155,8 +150,9 @@ caf::error worker_service::serve(command what, wire_reader& body, wire_writer& r
   case command::memory:
     return put_result(result, device_->memory());
   case command::open_memory:
-    return std::exchange(memory_ready_, false) ? caf::error{} : device_->open_memory();
+    return std::exchange(memory_ready_, false) ? caf::error{} : open_memory();
   case command::close_memory:
+    libraries_.drop();
     return device_->close_memory();
   case command::allocate: {
     const auto x = body.get<allocate_args>();
@@ -225,7 +221,8 @@ caf::error worker_service::serve_stream(command what, wire_reader& body, wire_wr
     });
   }
   case command::launch:
-    return launch(body);
+  case command::prepare_launch:
+    return launch(what, body);
   default:
     return malformed();
   }
@@ -270,6 +267,18 @@ caf::error worker_service::bind() {
   return {};
 }
 
+/// Also makes what libraries keep for the device.
+caf::error worker_service::open_memory() {
+  if (auto error = device_->open_memory())
+    return error;
+  auto stream = device_->create_stream();
+  if (!stream)
+    return stream.error();
+  auto error = libraries_.make(*device_, options_.device, *stream);
+  keep_first(error, device_->destroy_stream(*stream));
+  return error;
+}
+
 /// Creates resources in advance: calls for them block while the driver ends the last process.
 caf::error worker_service::warm() {
   if (programs_ != nullptr)
@@ -277,7 +286,7 @@ caf::error worker_service::warm() {
       return error;
   if (auto error = bind())
     return error;
-  if (auto error = device_->open_memory())
+  if (auto error = open_memory())
     return error;
   memory_ready_ = true;
   for (std::size_t i = 0; i < warm_streams; ++i) {
@@ -348,26 +357,52 @@ caf::error worker_service::record(event_view event, const service_stream& stream
   return error;
 }
 
-caf::error worker_service::launch(wire_reader& body) {
+caf::error worker_service::launch(command what, wire_reader& body) {
   const auto x = body.get<launch_request>();
   if (!body.ok())
     return malformed();
-  auto function = find_launch(x.name);
-  if (!function)
-    return make_error(errc::invalid_argument,
-                      "no launch is registered in the worker as \"" + x.name + "\"");
+  std::int32_t* verdict = nullptr;
+  for (auto& place : x.verdict)
+    if (auto* word = host_address(place, sizeof *verdict); word != nullptr)
+      verdict = reinterpret_cast<std::int32_t*>(word);
+    else
+      return no_such("host memory");
+  if (what == command::prepare_launch && x.stream == 0) {
+    auto stream = take(ready_streams_, [this] { return device_->create_stream(); });
+    if (!stream)
+      return stream.error();
+    ready_streams_.push_back(*stream);
+    return launch(what, x, *stream, nullptr);
+  }
+  return on(x.stream, [&](stream_view s) { return launch(what, x, s, verdict); });
+}
+
+caf::error worker_service::launch(command what, const launch_request& x, stream_view stream,
+                                  std::int32_t* verdict) {
+  service_context context{*device_,   options_.device, stream,
+                          libraries_, verdict,         options_.on_fault};
+  if (const auto library = find_library_launch(x.name))
+    return call_library_on(*device_, x.name, 0, [&] {
+      const auto& f = what == command::launch ? library->enqueue : library->prepare;
+      return f ? f(context, x.reads, x.writes, x.arguments) : caf::error{};
+    });
+  if (const auto function = find_launch(x.name); function && what == command::launch)
+    return launch(function, context, x);
+  return make_error(errc::invalid_argument,
+                    "no launch is registered in the worker as \"" + x.name + "\"");
+}
+
+caf::error worker_service::launch(const registered_launch& function, launch_context& context,
+                                  const launch_request& x) {
   auto refs = [this](const std::vector<launch_memory>& all) {
     std::vector<any_gpu_ref> result;
     for (auto& y : all)
-      result.emplace_back(state_->make_buffer(y.address, y.count * size_of(y.type), [](void*) {}),
-                          y.type, 0, y.count);
+      result.emplace_back(state_->make_buffer(y.address, y.size_bytes(), [](void*) {}), y.type, 0,
+                          y.count);
     return result;
   };
-  return on(x.stream, [&](stream_view s) {
-    service_context context{*device_, options_.device, s, options_.on_fault};
-    return call_launch_on(*device_, x.name, 0, [&] {
-      return function(context, refs(x.reads), refs(x.writes), x.arguments);
-    });
+  return call_launch_on(*device_, x.name, 0, [&] {
+    return function(context, refs(x.reads), refs(x.writes), x.arguments);
   });
 }
 

@@ -2,12 +2,14 @@
 #pragma once
 
 #include "foundation/background.hpp"
+#include "operation/library_states.hpp"
 #include "worker/child/guest_backend.hpp"
 #include "worker/protocol/command_ring.hpp"
 #include "worker/protocol/protocol.hpp"
 #include "worker/protocol/shared_memory.hpp"
 #include "worker/protocol/worker_page.hpp"
 #include <troupe/backend.hpp>
+#include <troupe/launch.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -98,7 +100,12 @@ private:
   caf::error record(event_view event, const service_stream& stream);
   caf::error wait_word(const wait_word_args& x);
   caf::error copy(const copy_args& x);
-  caf::error launch(wire_reader& body);
+  caf::error open_memory();
+  caf::error launch(command what, wire_reader& body);
+  caf::error launch(command what, const launch_request& x, stream_view stream,
+                    std::int32_t* verdict);
+  caf::error launch(const registered_launch& function, launch_context& context,
+                    const launch_request& x);
   caf::error enqueue(wire_reader& body);
   bool poll() noexcept;
   /// Frees memory when all work that is in the streams now is done.
@@ -168,6 +175,7 @@ private:
   work_progress& progress_;
   command_ring ring_;
   std::unique_ptr<backend_device> device_;
+  library_states libraries_;
   program_site* programs_ = nullptr;
   const std::shared_ptr<shared_device> device_lock_ = std::make_shared<shared_device>();
   std::shared_ptr<device_state> state_; ///< for the handles of registered launches

@@ -393,6 +393,10 @@ process_pool::start_warm(int ordinal, const std::stop_token& stop) noexcept {
     end(*result, error);
     return error;
   }
+  if (auto error = prepared(ordinal).prepare_in(*result->link)) {
+    end(*result, error);
+    return error;
+  }
   return result;
 }
 

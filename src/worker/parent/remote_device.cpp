@@ -39,6 +39,16 @@ bool is_trusted(const caf::error& loss, kept_memory keeps) noexcept {
          std::ranges::count(memory_errors, why.native_code) == 0;
 }
 
+/// How many prepared launches are remembered.
+constexpr std::size_t most_prepared = 4096;
+
+std::vector<std::byte> wire_bytes(const launch_request& x) {
+  wire_writer result;
+  result.put(x);
+  const auto bytes = result.bytes();
+  return {bytes.begin(), bytes.end()};
+}
+
 } // namespace
 
 remote_device::remote_device(std::shared_ptr<worker_pool> pool, int ordinal, kept_memory keeps)
@@ -75,6 +85,7 @@ caf::error remote_device::bind() noexcept {
     link_ = std::move(*link);
     on_loss_->of.store(link_.get());
     tells_loss_ = false;
+    prepared_.clear();
   }
   auto properties = read<device_properties>(link_->ask(command::bind));
   if (!properties)
@@ -128,12 +139,14 @@ caf::error remote_device::move_to_spare() noexcept {
     on_loss_->of.store(link_.get()); // the caller looks whether that was lost meanwhile
     return error;
   }
+  prepared_.clear();
   link_ = spare; // `bind` opens the device there; the memory is trusted as before
   tells_loss_ = false;
   return {};
 }
 
 caf::error remote_device::close_memory() noexcept {
+  prepared_.clear();
   auto error = slabs_->clear();
   keep_first(error, link_->run(command::close_memory));
   return error;
@@ -287,7 +300,7 @@ caf::error remote_device::fill(void* target, std::span<const std::byte> pattern,
                                stream_view stream) noexcept {
   fill_args what{address_of(target), count, pattern.size(), {}, id_of(stream)};
   if (pattern.size() > sizeof what.pattern)
-    return fail(errc::invalid_argument, "a pattern of more than 8 bytes");
+    return fail(errc::invalid_argument, "a pattern of more than 16 bytes");
   std::copy(pattern.begin(), pattern.end(), what.pattern);
   return link_->run(command::fill, what);
 }
@@ -334,19 +347,44 @@ caf::error remote_device::copy_peer(void* target, int target_device, const void*
   return copy(target, source, size_bytes, copy_direction::device_to_device, stream);
 }
 
-caf::error remote_device::launch_registered(const std::string& name,
-                                            std::span<const launch_memory> reads,
-                                            std::span<const launch_memory> writes,
-                                            std::span<const std::byte> arguments,
-                                            stream_view stream) noexcept {
-  wire_writer request;
-  request.put(launch_request{name,
-                             {reads.begin(), reads.end()},
-                             {writes.begin(), writes.end()},
-                             {arguments.begin(), arguments.end()},
-                             id_of(stream)});
-  auto reply = link_->ask_bytes(command::launch, request.bytes());
+caf::error remote_device::run(command what, const registered_call& call,
+                              stream_view stream) noexcept {
+  launch_request request{std::string{call.name},
+                         {call.reads.begin(), call.reads.end()},
+                         {call.writes.begin(), call.writes.end()},
+                         {call.arguments.begin(), call.arguments.end()},
+                         id_of(stream),
+                         {}};
+  if (call.verdict != nullptr) {
+    auto place = pool_->segments().place_of(call.verdict, sizeof(std::int32_t), *link_);
+    if (!place)
+      return place.error();
+    request.verdict.push_back(*place);
+  }
+  auto reply = link_->ask_bytes(what, wire_bytes(request));
   return reply ? caf::error{} : reply.error();
+}
+
+caf::error remote_device::launch_registered(const registered_call& what,
+                                            stream_view stream) noexcept {
+  return run(command::launch, what, stream);
+}
+
+/// Asks the worker only for what it has not prepared yet. The spare prepares it, too.
+caf::error remote_device::prepare_registered(const registered_call& what,
+                                             stream_view stream) noexcept {
+  auto key = wire_bytes(as_prepared(what));
+  if (prepared_.contains(key))
+    return {};
+  if (auto error = run(command::prepare_launch, what, stream))
+    return error;
+  if (prepared_.size() == most_prepared)
+    prepared_.clear();
+  if (const auto spare = pool_->spare(ordinal_)) // its loss is noticed elsewhere
+    static_cast<void>(spare->tell_bytes(command::prepare_launch, key));
+  pool_->prepared(ordinal_).add(key);
+  prepared_.insert(std::move(key));
+  return {};
 }
 
 // -- communicators

@@ -5,10 +5,13 @@
 #include <troupe/backend.hpp>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <set>
+#include <span>
 #include <stop_token>
 #include <vector>
 
@@ -74,10 +77,8 @@ public:
   event_word word_of(event_view event) const noexcept override;
   void interrupt() noexcept override { stop_.request_stop(); }
   bool is_remote() const noexcept override { return true; }
-  caf::error launch_registered(const std::string& name, std::span<const launch_memory> reads,
-                               std::span<const launch_memory> writes,
-                               std::span<const std::byte> arguments,
-                               stream_view stream) noexcept override;
+  caf::error launch_registered(const registered_call& what, stream_view stream) noexcept override;
+  caf::error prepare_registered(const registered_call& what, stream_view stream) noexcept override;
   void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept override {
     on_loss_->tell = std::move(signal);
   }
@@ -99,6 +100,7 @@ private:
   /// Returns an error if the device has no slabs, or `peer` is on another host.
   caf::error check_near(int peer) const;
   template <class T> caf::expected<T> read(caf::expected<wire_reader> reply) const;
+  caf::error run(command what, const registered_call& call, stream_view stream) noexcept;
   /// Reads an address or a number, never 0.
   caf::expected<void*> address(caf::expected<wire_reader> reply) const;
 
@@ -110,6 +112,7 @@ private:
   device_properties properties_;
   const std::shared_ptr<device_slabs> slabs_;
   bool is_trusted_ = true; ///< the memory in `slabs_`, after the losses since `open_memory`
+  std::set<std::vector<std::byte>> prepared_; ///< what the worker has prepared for launches
   std::deque<remote_event> events_;
   std::vector<remote_event*> free_events_;
   /// Shared with the listeners of links.

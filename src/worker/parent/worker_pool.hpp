@@ -2,6 +2,7 @@
 #pragma once
 
 #include "worker/parent/device_slabs.hpp"
+#include "worker/parent/prepared_launches.hpp"
 #include "worker/parent/shared_segments.hpp"
 #include "worker/parent/shared_slabs.hpp"
 #include "worker/parent/worker_link.hpp"
@@ -91,6 +92,12 @@ public:
     return memory_[ordinal].lock();
   }
 
+  /// Returns the launches that workers of a device have prepared.
+  prepared_launches& prepared(int ordinal) {
+    const std::lock_guard lock{prepared_mutex_};
+    return prepared_[ordinal];
+  }
+
 protected:
   void told(int ordinal, std::span<const std::byte> what) const {
     std::shared_ptr<const program_listener> to;
@@ -110,6 +117,8 @@ private:
   const std::shared_ptr<shared_slabs> slabs_ = std::make_shared<shared_slabs>();
   std::mutex memory_mutex_;
   std::map<int, std::weak_ptr<device_slabs>> memory_; ///< by ordinal
+  std::mutex prepared_mutex_;
+  std::map<int, prepared_launches> prepared_; ///< by ordinal
 };
 
 } // namespace troupe::detail

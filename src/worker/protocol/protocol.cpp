@@ -13,7 +13,7 @@ namespace {
 void call_fields(auto& wire, message_of<collective_call> auto& x) {
   wire(x.what, x.send, x.recv, x.count, x.type, x.op, x.peer);
   wire.require(x.what <= collective_kind::barrier && x.op <= reduce_op::premul_sum &&
-               is_dtype(x.type) && x.count <= SIZE_MAX / size_of(x.type));
+               is_dtype(x.type) && !is_complex(x.type) && x.count <= SIZE_MAX / size_of(x.type));
 }
 
 } // namespace

@@ -37,6 +37,7 @@ enum class command : std::uint16_t {
   copy,               ///< copy_args
   fill,               ///< fill_args
   launch,             ///< launch_request
+  prepare_launch,     ///< launch_request; its stream may be 0
   enqueue,            ///< enqueue_args, then the calls
   asynchronous_error, ///< communicator_key
   can_access_peer,    ///< ordinal; reply: bool
@@ -99,7 +100,7 @@ struct fill_args {
   std::uint64_t target = 0;
   std::uint64_t count = 0;
   std::uint64_t pattern_bytes = 0;
-  std::byte pattern[8] = {};
+  std::byte pattern[16] = {};
   stream_id stream = 0;
 };
 
@@ -134,9 +135,10 @@ struct launch_request {
   std::vector<launch_memory> writes;
   std::vector<std::byte> arguments;
   stream_id stream = 0;
+  std::vector<shared_place> verdict; ///< of its word, if it has one
 };
 void wire_fields(auto& wire, message_of<launch_request> auto& x) {
-  wire(x.name, x.reads, x.writes, x.arguments, x.stream);
+  wire(x.name, x.reads, x.writes, x.arguments, x.stream, x.verdict);
 }
 
 /// Requests through the socket, with their arguments and replies. Each may be answered by an error

@@ -460,7 +460,7 @@ TEST_F(CudaBackend, RefusesToFillWhatItCannot) {
   const bytes before(64, poison_byte);
   device.write(memory, before);
   const auto pattern = random_bytes(16, 3);
-  for (const std::size_t size : {0u, 3u, 5u, 16u})
+  for (const std::size_t size : {0u, 3u, 5u, 12u})
     EXPECT_TRUE(has_code(device->fill(memory, std::span{pattern}.first(size), 1, device.stream()),
                          errc::invalid_argument))
         << size;

@@ -90,7 +90,7 @@ public:
                          chance(random, 0.2) ? static_cast<int>(pick(random, 0, ranks - 1)) : -1) {}
 
   reduce_operation(unsigned ranks, std::mt19937_64& random, int root)
-      : type_(all_dtypes[pick(random, 0, std::size(all_dtypes) - 1)]),
+      : type_(real_dtypes[pick(random, 0, std::size(real_dtypes) - 1)]),
         op_(static_cast<reduce_op>(pick(random, 0, 5))), pulls_(chance(random, 0.5)),
         scatters_(root < 0 && chance(random, 0.3)), in_place_(chance(random, 0.5)), root_(root),
         count_(chance(random, 0.1) ? pick(random, 4000, 9000) : pick(random, 1, 300)),

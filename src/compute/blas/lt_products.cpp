@@ -1,0 +1,211 @@
+#include "compute/blas/lt_products.hpp"
+
+#include "compute/blas/lt_plan.hpp"
+#include "compute/blas/plan_cache.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace troupe::blas {
+
+namespace {
+
+constexpr std::size_t most_plans = 4096;
+constexpr std::size_t most_plan_bytes = std::size_t{8} << 20;
+
+/// The handle of cuBLASLt on a device, and its plans.
+class lt_products final : public library_state {
+public:
+  explicit lt_products(caf::error why_none) : why_none_(std::move(why_none)) {}
+  lt_products(const lt_functions& lt, cublasLtHandle_t handle) : lt_(&lt), handle_(handle) {}
+  ~lt_products() override {
+    plans_.clear();
+    if (handle_ != nullptr)
+      static_cast<void>(lt_->cublasLtDestroy(handle_)); // the device is at rest
+  }
+  lt_products(const lt_products&) = delete;
+  lt_products& operator=(const lt_products&) = delete;
+
+  void trim() noexcept override { plans_.clear(); }
+
+  const lt_functions& lt() const noexcept { return *lt_; }
+  cublasLtHandle_t handle() const noexcept { return handle_; }
+
+  /// Returns the plan of such products.
+  caf::expected<std::shared_ptr<const lt_plan>> plan_of(const product& x,
+                                                        const product_memory& memory) {
+    if (handle_ == nullptr)
+      return why_none_;
+    const auto aligned = alignments_of(x, memory);
+    auto key = key_of(x, aligned);
+    if (auto found = plans_.find(key))
+      return found;
+    auto made = lt_plan::make(*lt_, handle_, x, aligned);
+    if (!made)
+      return made.error();
+    plans_.add(std::move(key), *made);
+    return std::shared_ptr<const lt_plan>{std::move(*made)};
+  }
+
+private:
+  /// Alpha and beta do not matter, except whether c is read.
+  static std::string key_of(product x, const alignments& aligned) {
+    std::fill(std::begin(x.alpha), std::end(x.alpha), 0.0);
+    std::fill(std::begin(x.beta), std::end(x.beta), 0.0);
+    x.only_prepares = 0;
+    std::string result(sizeof x + sizeof aligned, '\0');
+    std::memcpy(result.data(), &x, sizeof x);
+    std::memcpy(result.data() + sizeof x, aligned.data(), sizeof aligned);
+    return result;
+  }
+
+  const caf::error why_none_;
+  const lt_functions* const lt_ = nullptr;
+  const cublasLtHandle_t handle_ = nullptr;
+  plan_cache<lt_plan> plans_{most_plans, most_plan_bytes};
+};
+
+/// Returns what the device of `context` has.
+/// @errors errc::unavailable: it was opened before the library was loaded
+caf::expected<lt_products*> products_of(const launch_context& context) {
+  auto* const found = dynamic_cast<lt_products*>(context.library(lt_library_name));
+  if (found == nullptr)
+    return make_error(errc::unavailable,
+                      "troupe_blas was loaded after the device was opened: reset the device");
+  return found;
+}
+
+std::size_t rounded(std::size_t bytes) noexcept {
+  return (bytes + largest_alignment - 1) / largest_alignment * largest_alignment;
+}
+
+/// Runs a product once in the workspace. All its memory is the same part of it: what it computes
+/// does not matter.
+caf::error run_once(launch_context& context, cublasLtHandle_t handle, const product& x,
+                    const product_memory& memory, const lt_plan& plan) {
+  std::size_t most = 0;
+  for (auto list : {memory.a, memory.b, memory.c, memory.d})
+    for (auto& m : list)
+      most = std::max(most, m.size_bytes());
+  for (const auto* m : memory.more)
+    if (m != nullptr)
+      most = std::max(most, m->size_bytes());
+  const auto own = rounded(plan.workspace_bytes());
+  auto room = context.workspace(own + most);
+  if (!room)
+    return room.error();
+  auto* const shared = static_cast<std::byte*>(*room) + own;
+  const launch_memory anything{shared, most, dtype::uint8};
+  auto there = memory;
+  for (auto& m : there.more)
+    if (m != nullptr)
+      m = &anything;
+  if (auto error = plan.set_addresses(x, there))
+    return error;
+  return plan.enqueue(handle, x, shared, shared, shared, shared, *room, context.cuda_stream());
+}
+
+/// Writes addresses to device memory, in the order of the stream.
+caf::error write_addresses(const lt_functions& lt, CUdeviceptr to, std::span<void* const> all,
+                           CUstream stream) {
+  constexpr std::size_t at_once = 256; // the driver takes no more
+  for (std::size_t i = 0; i < all.size(); i += at_once) {
+    std::vector<CUstreamBatchMemOpParams> writes(std::min(at_once, all.size() - i));
+    for (std::size_t j = 0; j < writes.size(); ++j) {
+      writes[j].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+      writes[j].writeValue.address = to + (i + j) * sizeof(void*);
+      writes[j].writeValue.value64 = reinterpret_cast<cuuint64_t>(all[i + j]);
+    }
+    const auto code =
+        lt.stream_batch_mem_op(stream, static_cast<unsigned>(writes.size()), writes.data(), 0);
+    if (code != CUDA_SUCCESS)
+      return make_error({.code = errc::cuda_error,
+                         .detail = "the addresses of a batch could not be written",
+                         .api = "cuStreamBatchMemOp",
+                         .native_code = static_cast<std::int32_t>(code)});
+  }
+  return {};
+}
+
+/// Enqueues a product of matrices whose addresses go to the workspace first.
+caf::error enqueue_by_address(launch_context& context, const lt_products& products,
+                              const product& x, const product_memory& memory, const lt_plan& plan) {
+  std::vector<void*> addresses;
+  for (auto list : {memory.a, memory.b, x.reads_c ? memory.c : memory.d, memory.d})
+    for (auto& m : list)
+      addresses.push_back(m.address);
+  const auto own = rounded(plan.workspace_bytes());
+  auto room = context.workspace(own + addresses.size() * sizeof(void*));
+  if (!room)
+    return room.error();
+  auto* const base = static_cast<std::byte*>(*room);
+  if (auto error = write_addresses(products.lt(), reinterpret_cast<CUdeviceptr>(base + own),
+                                   addresses, context.cuda_stream()))
+    return error;
+  if (auto error = plan.set_addresses(x, memory))
+    return error;
+  const auto list = [&](std::size_t i) { return base + own + i * memory.d.size() * sizeof(void*); };
+  return plan.enqueue(products.handle(), x, list(1), list(0), list(2), list(3), base,
+                      context.cuda_stream());
+}
+
+} // namespace
+
+caf::expected<std::unique_ptr<library_state>> make_lt_products(launch_context& context) {
+  using result = std::unique_ptr<library_state>;
+  if (context.cuda_stream() == nullptr)
+    return result{};
+  const auto lt = load_lt();
+  if (!lt)
+    return result{std::make_unique<lt_products>(lt.error())};
+  cublasLtHandle_t handle = nullptr;
+  if (auto error = lt_error(**lt, (*lt)->cublasLtCreate(&handle), "cublasLtCreate"))
+    return result{std::make_unique<lt_products>(std::move(error))};
+  return lt_products_with(**lt, handle);
+}
+
+std::unique_ptr<library_state> lt_products_with(const lt_functions& lt, cublasLtHandle_t handle) {
+  return std::make_unique<lt_products>(lt, handle);
+}
+
+caf::error prepare_by_lt(launch_context& context, const product& x, const product_memory& memory) {
+  const auto products = products_of(context);
+  if (!products)
+    return products.error();
+  const auto plan = (*products)->plan_of(x, memory);
+  if (!plan)
+    return plan.error();
+  return x.only_prepares ? run_once(context, (*products)->handle(), x, memory, **plan)
+                         : caf::error{};
+}
+
+caf::error enqueue_by_lt(launch_context& context, const product& x, const product_memory& memory) {
+  const auto products = products_of(context);
+  if (!products)
+    return products.error();
+  const auto plan = (*products)->plan_of(x, memory);
+  if (!plan)
+    return plan.error();
+  if (x.by_address)
+    return enqueue_by_address(context, **products, x, memory, **plan);
+  void* room = nullptr;
+  if ((*plan)->workspace_bytes() != 0) {
+    auto memory_of_plan = context.workspace((*plan)->workspace_bytes());
+    if (!memory_of_plan)
+      return memory_of_plan.error();
+    room = *memory_of_plan;
+  }
+  if (auto error = (*plan)->set_addresses(x, memory))
+    return error;
+  auto* const d = memory.d.front().address;
+  return (*plan)->enqueue((*products)->handle(), x, memory.b.front().address,
+                          memory.a.front().address, x.reads_c ? memory.c.front().address : d, d,
+                          room, context.cuda_stream());
+}
+
+} // namespace troupe::blas

@@ -1,0 +1,46 @@
+/// Words in pinned memory for the verdicts of launches.
+#pragma once
+
+#include <troupe/error.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace troupe::detail {
+
+/// @thread the lane, except the destructor
+class verdict_area {
+public:
+  static constexpr std::size_t size_bytes = 4096;
+
+  /// @param memory of `size_bytes` bytes; `free` gives it back, on any thread
+  verdict_area(void* memory, std::function<caf::error(void*)> free)
+      : memory_(static_cast<std::int32_t*>(memory)), free_(std::move(free)) {
+    for (auto i = size_bytes / sizeof(std::int32_t); i != 0; --i)
+      unused_.push_back(memory_ + i - 1);
+  }
+  ~verdict_area() { static_cast<void>(free_(memory_)); } // fails only if the device is gone
+  verdict_area(const verdict_area&) = delete;
+  verdict_area& operator=(const verdict_area&) = delete;
+
+  bool has_room() const noexcept { return !unused_.empty(); }
+
+  /// Returns a word that is 0. There must be room.
+  static std::shared_ptr<std::int32_t> take(const std::shared_ptr<verdict_area>& from) {
+    auto* word = from->unused_.back();
+    from->unused_.pop_back();
+    *word = 0;
+    return {word, [from](std::int32_t* x) { from->unused_.push_back(x); }};
+  }
+
+private:
+  std::int32_t* const memory_;
+  const std::function<caf::error(void*)> free_;
+  std::vector<std::int32_t*> unused_;
+};
+
+} // namespace troupe::detail

@@ -1,0 +1,99 @@
+#include "operation/library_states.hpp"
+
+#include "foundation/error_text.hpp"
+#include "operation/launch_call.hpp"
+#include "operation/launch_registry.hpp"
+#include <troupe/error.hpp>
+
+#include <algorithm>
+
+namespace troupe::detail {
+
+namespace {
+
+/// Workspaces grow in steps of this size.
+constexpr std::size_t workspace_step = std::size_t{1} << 20;
+
+/// The context in which a library makes what it keeps.
+class making_context final : public device_context {
+public:
+  using device_context::device_context;
+  caf::error run_on_host(std::function<void()>) override {
+    return make_error(errc::not_supported, "a library runs nothing on the host before a launch");
+  }
+};
+
+} // namespace
+
+caf::error library_states::make(backend_device& on, int ordinal, stream_view stream) {
+  drop(); // of an attempt that failed
+  const auto all = registered_libraries();
+  if (all.empty())
+    return {};
+  making_context context{on, ordinal, stream, *this, nullptr};
+  for (auto& [name, maker] : all) {
+    std::unique_ptr<library_state> made;
+    auto error = call_library_on(on, name, 0, [&, &make = maker]() -> caf::error {
+      auto state = make(context);
+      if (!state)
+        return state.error();
+      made = std::move(*state);
+      return {};
+    });
+    if (error)
+      return error;
+    if (made)
+      states_.emplace_back(name, std::move(made));
+  }
+  auto event = on.create_event();
+  if (!event)
+    return event.error();
+  auto error = on.record(*event, stream);
+  if (!error)
+    error = on.synchronize(*event);
+  keep_first(error, on.destroy_event(*event));
+  return error;
+}
+
+void library_states::drop() noexcept {
+  while (!states_.empty())
+    states_.pop_back(); // a later library may use an earlier one
+  workspaces_.clear();
+}
+
+void library_states::abandon() noexcept {
+  for (auto& [name, state] : states_)
+    static_cast<void>(state.release()); // its destructor would call a driver
+  states_.clear();
+  workspaces_.clear();
+}
+
+library_state* library_states::find(std::string_view name) const noexcept {
+  const auto i = std::ranges::find_if(states_, [&](auto& x) { return x.first == name; });
+  return i != states_.end() ? i->second.get() : nullptr;
+}
+
+caf::expected<void*> library_states::workspace(backend_device& on, stream_view stream,
+                                               std::size_t size_bytes) {
+  auto& mine = workspaces_[stream.native];
+  if (mine.address != nullptr && size_bytes <= mine.size_bytes)
+    return mine.address;
+  if (size_bytes > SIZE_MAX - workspace_step)
+    return make_error(errc::out_of_memory, "the workspace would be too large");
+  if (auto* old = std::exchange(mine, {}).address; old != nullptr)
+    if (auto error = on.deallocate(old, stream))
+      return error;
+  const auto size = std::max<std::size_t>(
+      (size_bytes + workspace_step - 1) / workspace_step * workspace_step, workspace_step);
+  auto memory = on.allocate(size, stream);
+  if (!memory && code_of(memory.error()) == errc::out_of_memory) {
+    for (auto& [name, state] : states_)
+      state->trim();
+    memory = on.allocate(size, stream);
+  }
+  if (memory)
+    mine = {*memory, size};
+  return memory;
+}
+
+} // namespace troupe::detail

@@ -1,0 +1,21 @@
+/// Registered launches for tests of steps, which compute on the host.
+#pragma once
+
+#include <cstdint>
+
+namespace troupe::testing {
+
+/// The argument and the function of `affine_launch`: y = factor * x + term, modulo 2^32.
+struct affine {
+  std::uint32_t factor = 1;
+  std::uint32_t term = 0;
+
+  std::uint32_t operator()(std::uint32_t x) const { return factor * x + term; }
+};
+
+/// Reads x and writes y, both `std::uint32_t`. On the host backend only.
+inline constexpr const char* affine_launch = "StepLaunches.affine";
+/// Delays its stream for a random time up to its argument, a number of microseconds.
+inline constexpr const char* delay_launch = "StepLaunches.delay";
+
+} // namespace troupe::testing

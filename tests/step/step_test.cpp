@@ -1,0 +1,693 @@
+/// Recorded steps.
+#include "step/step_launches.hpp"
+#include "support/folder.hpp"
+#include "support/world_fixture.hpp"
+#include <troupe/troupe.hpp>
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace troupe::testing {
+
+namespace {
+
+using element = std::uint32_t;
+using row = std::vector<element>;
+using rows = std::vector<row>;
+using refs = std::vector<gpu_ref<element>>;
+
+constexpr std::size_t count = 12;
+
+class Step : public ::testing::Test {
+protected:
+  explicit Step(system_options options = {.devices = 3}, const world_config& config = {})
+      : system_(std::move(options)), w_(system_.open_world(config)) {}
+
+  void SetUp() override { TROUPE_NEEDS_DEVICES(2); }
+
+  refs allocate(std::size_t n = count) { return must(w_.allocate<element>(n)); }
+  refs filled(element value, std::size_t n = count) {
+    auto result = allocate(n);
+    must(answer_of(w_.fill(result, value)));
+    return result;
+  }
+  rows random_rows(std::size_t n = count) {
+    rows result(w_.size(), row(n));
+    for (auto& x : result)
+      for (auto& y : x)
+        y = static_cast<element>(random_());
+    return result;
+  }
+  rows same(element value, std::size_t n = count) const { return rows(w_.size(), row(n, value)); }
+  rows content(const refs& x) { return must(w_.download(x)); }
+  int last() const { return static_cast<int>(w_.size()) - 1; }
+
+  test_system system_;
+  world w_;
+  std::mt19937_64 random_{7};
+};
+
+/// Records y = f(x) on all ranks.
+recording& map(recording& to, affine f, const buffer_name& x, const buffer_name& y) {
+  return to.launch(affine_launch, to_bytes(f), {x}, {y});
+}
+
+std::string text_of(const caf::error& x) { return describe(x); }
+
+TEST_F(Step, RunsItsRequestsInOrder) {
+  TROUPE_HOST_ONLY("the launch computes on the host");
+  recording r;
+  r.fill("x", element{2});
+  r.on(1).fill("x", element{5}).copy({"z", 0, 3}, {"x", 3, 3});
+  map(r, {3, 1}, "x", "y");
+  r.all_reduce("y");
+  r.copy({"z", 6}, {"y", 6});
+  auto x = filled(0), y = filled(0), z = filled(0);
+  const auto step = must(w_.record(r, {{"x", x}, {"y", y}, {"z", z}}));
+  EXPECT_EQ(step.size(), 6u);
+  auto done = step.run();
+  EXPECT_EQ(must(answer_of(done)).operation, done.number());
+  EXPECT_NE(done.number(), 0u);
+  EXPECT_TRUE(must(done.result()).ranks.empty());
+  const auto sum = static_cast<element>(7 * (w_.size() - 1) + 16);
+  EXPECT_EQ(content(y), same(sum));
+  auto want = same(0);
+  for (std::size_t rank = 0; rank < w_.size(); ++rank) {
+    std::fill(want[rank].begin() + count / 2, want[rank].end(), sum);
+    if (rank == 1)
+      std::fill_n(want[rank].begin(), 3, element{5});
+  }
+  EXPECT_EQ(content(z), want);
+}
+
+/// Two sets of buffers with the same content: one for a step, one for single requests.
+class StepOfCollectives : public Step {
+protected:
+  struct buffers {
+    refs one, another, many, more;
+  };
+
+  buffers make(const std::vector<rows>& content) {
+    buffers result{allocate(), allocate(), allocate(all()), allocate(all())};
+    std::size_t i = 0;
+    for (auto* x : {&result.one, &result.another, &result.many, &result.more})
+      must(answer_of(w_.upload(*x, content[i++])));
+    return result;
+  }
+  std::size_t all() const { return count * w_.size(); }
+
+  /// Expects that a step leaves what single requests leave.
+  void expect_same(const std::function<void(recording&)>& record,
+                   const std::function<pending<collective_done>(const buffers&)>& request) {
+    const std::vector<rows> inputs{random_rows(), random_rows(), random_rows(all()),
+                                   random_rows(all())};
+    const auto a = make(inputs), b = make(inputs);
+    recording r;
+    record(r);
+    const auto step = must(
+        w_.record(r, {{"one", a.one}, {"another", a.another}, {"many", a.many}, {"more", a.more}}));
+    EXPECT_TRUE(is_ok(answer_of(step.run())));
+    EXPECT_TRUE(is_ok(answer_of(request(b))));
+    EXPECT_EQ(content(a.one), content(b.one));
+    EXPECT_EQ(content(a.another), content(b.another));
+    EXPECT_EQ(content(a.many), content(b.many));
+    EXPECT_EQ(content(a.more), content(b.more));
+  }
+};
+
+TEST_F(StepOfCollectives, ReducesAsSingleRequestsDo) {
+  const int root = last();
+  expect_same([](auto& r) { r.all_reduce("one", reduce_op::max); },
+              [&](auto& b) { return w_.all_reduce(b.one, reduce_op::max); });
+  expect_same([](auto& r) { r.all_reduce("one", "another"); },
+              [&](auto& b) { return w_.all_reduce(b.one, b.another); });
+  expect_same([=](auto& r) { r.reduce("one", root); },
+              [&](auto& b) { return w_.reduce(b.one, root); });
+  expect_same([=](auto& r) { r.reduce("one", "another", root, reduce_op::min); },
+              [&](auto& b) { return w_.reduce(b.one, b.another[root], root, reduce_op::min); });
+  expect_same([](auto& r) { r.reduce_scatter("many"); },
+              [&](auto& b) { return w_.reduce_scatter(b.many); });
+  expect_same([](auto& r) { r.reduce_scatter("many", "one"); },
+              [&](auto& b) { return w_.reduce_scatter(b.many, b.one); });
+  const std::vector<double> factors{2, 3, 5};
+  expect_same(
+      [&](auto& r) {
+        r.run({.send = "one",
+               .op = reduce_op::premul_sum,
+               .factors = {factors.begin(), factors.begin() + last() + 1}});
+      },
+      [&](auto& b) {
+        return w_.run(
+            troupe::all_reduce{.send = any(b.one),
+                               .op = reduce_op::premul_sum,
+                               .factors = {factors.begin(), factors.begin() + last() + 1}});
+      });
+}
+
+TEST_F(StepOfCollectives, MovesAsSingleRequestsDo) {
+  const int root = last();
+  expect_same([=](auto& r) { r.broadcast("one", root); },
+              [&](auto& b) { return w_.broadcast(b.one, root); });
+  expect_same([=](auto& r) { r.broadcast("one", "another", root); },
+              [&](auto& b) { return w_.broadcast(b.one[root], b.another, root); });
+  expect_same([](auto& r) { r.all_gather("many"); },
+              [&](auto& b) { return w_.all_gather(b.many); });
+  expect_same([](auto& r) { r.all_gather("one", "many"); },
+              [&](auto& b) { return w_.all_gather(b.one, b.many); });
+  expect_same([](auto& r) { r.all_to_all("many", "more"); },
+              [&](auto& b) { return w_.all_to_all(b.many, b.more); });
+  const std::vector counts(w_.size(), std::vector<std::uint64_t>(w_.size(), count));
+  expect_same([&](auto& r) { r.all_to_all_v("many", "more", counts); },
+              [&](auto& b) { return w_.all_to_all_v(b.many, b.more, counts); });
+  expect_same([=](auto& r) { r.gather("one", "many", root); },
+              [&](auto& b) { return w_.gather(b.one, b.many[root], root); });
+  expect_same([=](auto& r) { r.scatter("many", "one", root); },
+              [&](auto& b) { return w_.scatter(b.many[root], b.one, root); });
+  expect_same([=](auto& r) { r.send_recv(0, {"one", 0, 5}, root, {"another", 5, 5}); },
+              [&](auto& b) {
+                return w_.send_recv(0, must(b.one[0].slice(0, 5)), root,
+                                    must(b.another[root].slice(5, 5)));
+              });
+  expect_same([](auto& r) { r.barrier(); }, [&](auto&) { return w_.barrier(); });
+}
+
+TEST_F(StepOfCollectives, HasGroups) {
+  const int root = last();
+  recording calls;
+  calls.send_recv(0, "one", root, "another").send_recv(root, "one", 0, "another");
+  expect_same([&](auto& r) { r.group(calls); },
+              [&](auto& b) {
+                return w_.run(group{{troupe::send_recv{0, root, b.one[0], b.another[root], {}},
+                                     troupe::send_recv{root, 0, b.one[root], b.another[0], {}}}});
+              });
+  recording r;
+  r.barrier().group({});
+  EXPECT_TRUE(is_ok(answer_of(must(w_.record(r, {})).run()))) << "a group without calls";
+}
+
+TEST_F(Step, WithoutRequestsIsDoneAtOnce) {
+  const auto step = must(w_.record({}, {}));
+  EXPECT_TRUE(is_ok(step.run().result()));
+  EXPECT_TRUE(has_code(step.run({.deadline = -1s}).result(), errc::deadline_exceeded));
+}
+
+TEST_F(Step, SaysHowItRuns) {
+  const auto step = must(w_.record({}, {}));
+  EXPECT_EQ(step.runs_as(), on_cuda() ? "as its requests: no CUDA graphs are made of steps"
+                                      : "as its requests: the devices are virtual");
+}
+
+/// Each run makes x = sum over all ranks r of 3 * x + r, with a device that is late at random.
+TEST_F(Step, IsReplayedAThousandTimes) {
+  TROUPE_HOST_ONLY("the launch computes on the host");
+  constexpr std::size_t runs = 1000;
+  recording r;
+  for (int rank = 0; rank <= last(); ++rank)
+    r.on(rank).launch(affine_launch, to_bytes(affine{3, static_cast<element>(rank)}), {"x"}, {"y"});
+  r.on(1).launch(delay_launch, to_bytes(std::uint32_t{300}), {}, {});
+  r.all_reduce("y").copy("x", "y");
+  auto x = filled(1), y = allocate();
+  const auto step = must(w_.record(r, {{"x", x}, {"y", y}}));
+  std::vector<pending<step_done>> done;
+  std::vector<pending<void>> seen;
+  rows got(runs, row(count));
+  for (std::size_t i = 0; i < runs; ++i) {
+    done.push_back(step.run());
+    const auto rank = i % w_.size();
+    seen.push_back(w_.device_of(rank).download(x[rank], got[i]));
+  }
+  element want = 1;
+  const auto ranks = static_cast<element>(w_.size());
+  for (std::size_t i = 0; i < runs; ++i) {
+    want = ranks * 3 * want + ranks * (ranks - 1) / 2;
+    ASSERT_TRUE(is_ok(answer_of(done[i]))) << "run " << i;
+    ASSERT_TRUE(is_ok(answer_of(seen[i]))) << "run " << i;
+    ASSERT_EQ(got[i], row(count, want)) << "run " << i;
+  }
+}
+
+/// Another thread writes to the buffer between the step's requests, and other threads run the step.
+TEST_F(Step, LetsNoRequestOfAnotherThreadInBetween) {
+  TROUPE_HOST_ONLY("the launch computes on the host");
+  constexpr int runs = 300;
+  recording r;
+  map(r, {3, 1}, "x", "y");
+  map(r, {1, 5}, "y", "z");
+  r.copy("x", "z");
+  auto x = filled(1), y = filled(0), z = filled(0);
+  const auto step = must(w_.record(r, {{"x", x}, {"y", y}, {"z", z}}));
+  std::atomic<bool> over{false};
+  std::thread writer{[&] {
+    while (!over) {
+      must(answer_of(w_.fill(y, 1'000'000)));
+      must(answer_of(w_.fill(z, 1'000'000)));
+    }
+  }};
+  std::vector<std::thread> runners;
+  for (int i = 0; i < 2; ++i)
+    runners.emplace_back([&] {
+      std::vector<pending<step_done>> done;
+      for (int k = 0; k < runs; ++k)
+        done.push_back(step.run());
+      for (auto& one : done)
+        EXPECT_TRUE(is_ok(answer_of(one)));
+    });
+  for (auto& one : runners)
+    one.join();
+  over = true;
+  writer.join();
+  element want = 1;
+  for (int k = 0; k < 2 * runs; ++k)
+    want = 3 * want + 1 + 5;
+  EXPECT_EQ(content(x), same(want));
+}
+
+TEST_F(Step, RunsOverOtherBuffersAfterRebind) {
+  recording r;
+  r.fill({"x", 2, 3}, element{4}).all_reduce("x");
+  auto a = filled(1), b = filled(2);
+  const auto step = must(w_.record(r, {{"x", a}}));
+  EXPECT_TRUE(is_ok(step.rebind("x", b)));
+  EXPECT_TRUE(is_ok(answer_of(step.run())));
+  EXPECT_EQ(content(a), same(1));
+  const auto n = static_cast<element>(w_.size());
+  auto want = same(2 * n);
+  for (auto& x : want)
+    std::fill_n(x.begin() + 2, 3, 4 * n);
+  EXPECT_EQ(content(b), want);
+  EXPECT_TRUE(is_ok(step.rebind("x", any(a)))) << "handles without a static type";
+  EXPECT_TRUE(is_ok(answer_of(step.run())));
+  EXPECT_EQ(content(b), want);
+}
+
+TEST_F(Step, KeepsItsBuffersIfRebindIsRefused) {
+  recording r;
+  r.all_reduce({"x", 1, 1}).copy("y", "x");
+  auto x = filled(1), y = filled(0);
+  const auto step = must(w_.record(r, {{"x", x}, {"y", y}}));
+  EXPECT_TRUE(has_code(step.rebind("z", x), errc::invalid_argument));
+  EXPECT_TRUE(has_code(step.rebind("x", refs{}), errc::invalid_argument));
+  EXPECT_TRUE(has_code(step.rebind("x", allocate(count + 1)), errc::shape_mismatch));
+  EXPECT_TRUE(has_code(step.rebind("x", must(w_.allocate<float>(count))), errc::shape_mismatch));
+  EXPECT_TRUE(has_code(step.rebind("x", y), errc::invalid_argument)) << "the copy overlaps";
+  auto other_order = x;
+  std::swap(other_order[0], other_order[1]);
+  EXPECT_TRUE(has_code(step.rebind("x", other_order), errc::invalid_argument));
+  EXPECT_TRUE(is_ok(answer_of(step.run())));
+  EXPECT_EQ(content(y)[0][1], w_.size());
+  EXPECT_EQ(content(y)[0][0], 1u);
+}
+
+TEST_F(Step, OverStaleBuffersIsRefusedUntilRebind) {
+  recording r;
+  r.fill("y", element{5}).all_reduce("x");
+  auto x = filled(1), y = filled(0);
+  const auto step = must(w_.record(r, {{"x", x}, {"y", y}}));
+  EXPECT_TRUE(is_ok(answer_of(w_.device_of(0).reset())));
+  const auto refused = answer_of(step.run());
+  EXPECT_TRUE(has_code(refused, errc::stale_ref));
+  EXPECT_NE(text_of(refused.error()).find("request 1 of the step (fill)"), std::string::npos)
+      << text_of(refused.error());
+  EXPECT_TRUE(is_ok(step.rebind("y", filled(0))));
+  const auto again = answer_of(step.run());
+  EXPECT_TRUE(has_code(again, errc::stale_ref));
+  EXPECT_NE(text_of(again.error()).find("request 2 of the step (all_reduce)"), std::string::npos)
+      << text_of(again.error());
+  auto fresh = filled(3);
+  EXPECT_TRUE(is_ok(step.rebind("x", fresh)));
+  EXPECT_TRUE(is_ok(answer_of(step.run())));
+  EXPECT_EQ(content(fresh), same(3 * static_cast<element>(w_.size())));
+}
+
+TEST_F(Step, RunsInItsWorldOnly) {
+  auto other = system_.open_world();
+  recording r;
+  r.fill("x", element{5});
+  auto x = filled(1);
+  const auto step = must(w_.record(r, {{"x", x}}));
+  EXPECT_TRUE(has_code(answer_of(other.run(step)), errc::invalid_argument));
+  EXPECT_EQ(content(x), same(1));
+  EXPECT_TRUE(is_ok(answer_of(w_.run(step))));
+  EXPECT_EQ(content(x), same(5));
+}
+
+TEST_F(Step, KeepsItsWorldAlive) {
+  recording r;
+  r.all_reduce("x");
+  auto x = filled(1);
+  auto step = must(w_.record(r, {{"x", x}}));
+  w_ = {};
+  EXPECT_TRUE(is_ok(answer_of(step.run())));
+}
+
+TEST_F(Step, ThatIsEmptyRefusesEverything) {
+  const troupe::step none;
+  EXPECT_TRUE(has_code(answer_of(none.run()), errc::invalid_argument));
+  EXPECT_TRUE(has_code(answer_of(w_.run(none)), errc::invalid_argument));
+  EXPECT_TRUE(has_code(none.rebind("x", refs{}), errc::invalid_argument));
+  EXPECT_EQ(none.size(), 0u);
+  EXPECT_EQ(none.runs_as(), "");
+  EXPECT_TRUE(has_code(world{}.record({}, {}), errc::invalid_argument));
+  EXPECT_TRUE(has_code(answer_of(world{}.run(must(w_.record({}, {})))), errc::invalid_argument));
+}
+
+TEST_F(Step, FailsWithItsFirstFailureAndTheOthersRun) {
+  auto x = filled(1), y = filled(1), z = filled(1);
+  recording r;
+  r.fill("z", element{2});
+  r.on(0).launch("troupe.testing.failure", {'a'}, {}, {"x"});
+  r.all_reduce("x").all_reduce("z");
+  r.on(0).launch("troupe.testing.failure", {'b'}, {}, {"y"});
+  const auto step = must(w_.record(r, {{"x", x}, {"y", y}, {"z", z}}));
+  const auto why = error_of(answer_of(step.run()));
+  EXPECT_TRUE(has_code(why, errc::launch_failed));
+  EXPECT_EQ(failure_of(why)->verb, "launch");
+  EXPECT_EQ(failure_of(why)->detail.find("request 2 of the step (launch): "), 0u) << text_of(why);
+  EXPECT_EQ(content(z), same(2 * static_cast<element>(w_.size())));
+  EXPECT_TRUE(has_code(w_.download(x), errc::indeterminate)) << "it was not reduced";
+}
+
+TEST_F(Step, IsAnsweredWhenAllOfItIsOver) {
+  gate held;
+  auto x = filled(1), y = filled(1);
+  recording r;
+  r.on(0).launch("troupe.testing.failure", {'a'}, {}, {"x"});
+  r.on(1).launch(gate::launch_name, held.arguments(), {}, {"y"});
+  r.fill("y", element{3});
+  const auto step = must(w_.record(r, {{"x", x}, {"y", y}}));
+  auto done = step.run();
+  ASSERT_TRUE(held.wait_reached());
+  // By then rank 0 has its share of the step behind it.
+  row got(count);
+  EXPECT_TRUE(is_ok(answer_of(w_.device_of(0).download(y[0], got))));
+  EXPECT_FALSE(done.ready());
+  held.open();
+  EXPECT_TRUE(has_code(answer_of(done), errc::launch_failed));
+  EXPECT_EQ(content(y), same(3));
+}
+
+TEST_F(Step, HasOneDeadline) {
+  gate held;
+  auto x = filled(1), y = filled(1);
+  recording r;
+  r.fill("y", element{2});
+  r.on(1).launch(gate::launch_name, held.arguments(), {}, {"x"});
+  r.all_reduce("x").fill("y", element{3});
+  const auto step = must(w_.record(r, {{"x", x}, {"y", y}}));
+  const auto why = error_of(answer_of(step.run({.deadline = 50ms}), at_once));
+  EXPECT_TRUE(has_code(why, errc::deadline_exceeded));
+  EXPECT_NE(text_of(why).find("request 2 of the step (launch)"), std::string::npos) << text_of(why);
+  held.open();
+  EXPECT_EQ(content(y), same(3)) << "what has begun runs on";
+}
+
+TEST_F(Step, IsRepeatedByItsNumber) {
+  auto x = filled(1), y = filled(2), z = filled(3);
+  recording r;
+  r.copy("y", "x").copy("x", "z");
+  const auto step = must(w_.record(r, {{"x", x}, {"y", y}, {"z", z}}));
+  gate held;
+  auto before = held.hold_lane(w_.device_of(1));
+  ASSERT_TRUE(held.wait_reached());
+  const auto late = step.run({.deadline = 50ms});
+  const auto why = error_of(answer_of(late, at_once));
+  EXPECT_TRUE(has_code(why, errc::deadline_exceeded));
+  EXPECT_NE(text_of(why).find("request 1 of the step (copy)"), std::string::npos) << text_of(why);
+  held.open();
+  EXPECT_TRUE(is_ok(answer_of(before)));
+  EXPECT_TRUE(has_code(w_.download(x), errc::skipped)) << "it did not run on rank 1";
+  EXPECT_TRUE(is_ok(answer_of(step.run({.retry_of = late.number()}))));
+  auto want = same(3);
+  want[1] = row(count, 1);
+  EXPECT_EQ(content(y), want);
+  EXPECT_EQ(content(x), same(3));
+}
+
+TEST_F(Step, ThatIsCancelledRunsNoRequestThatHasNotBegun) {
+  gate held;
+  auto x = filled(1), y = filled(1), z = filled(1);
+  recording r;
+  r.on(0).launch(gate::launch_name, held.arguments(), {}, {"x"});
+  r.copy("y", "x").copy("z", "y");
+  const auto step = must(w_.record(r, {{"x", x}, {"y", y}, {"z", z}}));
+  gate lanes;
+  std::vector<pending<void>> before;
+  for (auto& on : devices_of(w_))
+    before.push_back(lanes.hold_lane(on));
+  ASSERT_TRUE(lanes.wait_reached());
+  auto done = step.run();
+  done.cancel();
+  const auto why = error_of(answer_of(done, at_once));
+  EXPECT_TRUE(has_code(why, errc::cancelled));
+  lanes.open();
+  for (auto& one : before)
+    EXPECT_TRUE(is_ok(answer_of(one)));
+  EXPECT_EQ(content(z), same(1)) << "it is as if the step had never been made";
+  held.open();
+}
+
+TEST_F(Step, RunsWholeOrNotAtAll) {
+  auto x = filled(1), y = filled(1), z = filled(1);
+  recording r;
+  r.fill("x", element{5}).copy("y", "z");
+  const auto step = must(w_.record(r, {{"x", x}, {"y", y}, {"z", z}}));
+  gate held;
+  auto before = held.hold_lane(w_.device_of(0));
+  ASSERT_TRUE(held.wait_reached());
+  auto late = w_.device_of(0).fill(z[0], 7u, {.deadline = 20ms});
+  EXPECT_TRUE(has_code(answer_of(late), errc::deadline_exceeded));
+  held.open();
+  EXPECT_TRUE(is_ok(answer_of(before)));
+  const auto refused = step.run();
+  EXPECT_TRUE(has_code(answer_of(refused), errc::skipped));
+  EXPECT_NE(text_of(refused.error()).find("request 2 of the step (copy)"), std::string::npos)
+      << text_of(refused.error());
+  EXPECT_TRUE(has_code(w_.download(x), errc::skipped)) << "the step was to write it";
+  for (std::size_t rank = 0; rank < w_.size(); ++rank)
+    accept_bytes(w_.device_of(rank), x[rank]);
+  EXPECT_EQ(content(x), same(1)) << "nothing of the step ran";
+}
+
+TEST_F(Step, ReadsWhatItOverwritesBefore) {
+  auto x = filled(1), y = filled(1);
+  recording r;
+  r.fill({"x", 0, 4}, element{5}).fill({"x", 4}, element{6}).copy("y", "x").all_reduce("x");
+  const auto step = must(w_.record(r, {{"x", x}, {"y", y}}));
+  gate held;
+  auto before = held.hold_lane(w_.device_of(0));
+  ASSERT_TRUE(held.wait_reached());
+  EXPECT_TRUE(has_code(answer_of(w_.device_of(0).fill(x[0], 7u, {.deadline = 20ms})),
+                       errc::deadline_exceeded));
+  held.open();
+  EXPECT_TRUE(is_ok(answer_of(before)));
+  EXPECT_TRUE(is_ok(answer_of(step.run())));
+  auto want = same(6);
+  for (auto& one : want)
+    std::fill_n(one.begin(), 4, element{5});
+  EXPECT_EQ(content(y), want);
+}
+
+TEST_F(Step, IsCheckedWhenItIsRecorded) {
+  auto x = filled(1), y = filled(1);
+  const auto refused = [&](auto record, std::vector<named_buffers> buffers) {
+    recording r;
+    r.fill("x", element{1});
+    record(r);
+    const auto result = w_.record(r, std::move(buffers));
+    return result ? caf::error{} : result.error();
+  };
+  const auto wrong = [&](auto record) { return refused(record, {{"x", x}, {"y", y}}); };
+  using enum errc;
+  EXPECT_TRUE(is_ok(wrong([](auto&) {})));
+  EXPECT_TRUE(has_code(wrong([](auto& r) { r.fill("z", element{1}); }), invalid_argument));
+  EXPECT_TRUE(has_code(wrong([](auto& r) { r.fill("x", 1.0f); }), shape_mismatch));
+  EXPECT_TRUE(has_code(wrong([](auto& r) { r.fill({"x", 5, count}, element{1}); }), out_of_range));
+  EXPECT_TRUE(has_code(wrong([](auto& r) { r.fill({"x", count + 1}, element{1}); }), out_of_range));
+  EXPECT_TRUE(has_code(wrong([](auto& r) { r.copy("x", {"y", 1}); }), shape_mismatch));
+  EXPECT_TRUE(has_code(wrong([](auto& r) { r.copy("x", "x"); }), invalid_argument));
+  EXPECT_TRUE(has_code(wrong([](auto& r) { r.all_gather("x", "y"); }), shape_mismatch));
+  EXPECT_TRUE(has_code(wrong([](auto& r) { r.broadcast("x", 17); }), invalid_argument));
+  EXPECT_TRUE(has_code(wrong([](auto& r) { r.send_recv(0, "x", -1, "y"); }), invalid_argument));
+  EXPECT_TRUE(has_code(wrong([](auto& r) { r.on(17).fill("x", element{1}); }), invalid_argument));
+  EXPECT_TRUE(has_code(wrong([](auto& r) { r.on(-1).fill("x", element{1}); }), invalid_argument));
+  EXPECT_TRUE(
+      has_code(wrong([](auto& r) { r.run({.kind = collective_kind::recv}); }), invalid_argument));
+  EXPECT_TRUE(has_code(wrong([](auto& r) {
+                         recording calls;
+                         calls.barrier().fill("x", element{1});
+                         r.group(calls);
+                       }),
+                       invalid_argument));
+  const auto nothing = [](auto&) {};
+  EXPECT_TRUE(has_code(refused(nothing, {{"x", x}, {"x", y}}), invalid_argument)) << "twice";
+  EXPECT_TRUE(has_code(refused(nothing, {{"x", refs(x.begin(), x.end() - 1)}}), invalid_argument));
+  EXPECT_TRUE(has_code(refused(nothing, {{"x", refs(x.rbegin(), x.rend())}}), invalid_argument))
+      << "handles of other devices";
+  EXPECT_TRUE(has_code(refused(nothing, {{"x", refs(w_.size())}}), stale_ref)) << "no memory";
+  const auto text =
+      text_of(wrong([](auto& r) { r.fill("x", element{1}).reduce_scatter("x", "z"); }));
+  EXPECT_NE(text.find("request 3 of the step (reduce_scatter): no buffers are named \"z\""),
+            std::string::npos)
+      << text;
+}
+
+TEST_F(Step, NeedsItsLaunchesToBeRegistered) {
+  auto x = filled(1), y = filled(1);
+  recording r;
+  r.fill("y", element{5}).on(1).launch("nobody's", {}, {}, {"x"});
+  const auto step = w_.record(r, {{"x", x}, {"y", y}});
+  if (!in_workers()) {
+    EXPECT_TRUE(has_code(step, errc::invalid_argument));
+    return;
+  }
+  // Only the worker knows its launches.
+  const auto why = error_of(answer_of(must(step).run()));
+  EXPECT_TRUE(has_code(why, errc::invalid_argument));
+  EXPECT_NE(text_of(why).find("request 2 of the step (launch)"), std::string::npos) << text_of(why);
+}
+
+TEST_F(Step, TakesTheOptionsOfRequests) {
+  auto x = filled(1), y = filled(1);
+  recording r;
+  r.fill("y", element{5}).all_reduce("x");
+  const auto step = must(w_.record(r, {{"x", x}, {"y", y}}));
+  const auto now = w_.status().membership;
+  EXPECT_TRUE(has_code(answer_of(step.run({.max_retries = 1})), errc::not_supported));
+  EXPECT_EQ(content(y), same(1));
+  const auto refused = step.run({.membership = now + 1});
+  const auto why = error_of(answer_of(refused));
+  EXPECT_TRUE(has_code(why, errc::membership_changed));
+  EXPECT_EQ(status_of(why)->membership, now);
+  EXPECT_TRUE(has_code(w_.download(y), errc::skipped));
+  EXPECT_TRUE(is_ok(answer_of(
+      step.run({.deadline = patience, .membership = now, .retry_of = refused.number()}))));
+  EXPECT_EQ(content(y), same(5));
+  EXPECT_TRUE(has_code(answer_of(step.run({.deadline = -1s})), errc::deadline_exceeded));
+}
+
+TEST_F(Step, IsNamedInTheFlightRecord) {
+  auto x = filled(1);
+  recording r;
+  r.fill("x", element{5}).all_reduce("x");
+  const auto done = must(w_.record(r, {{"x", x}})).run();
+  EXPECT_TRUE(is_ok(answer_of(done)));
+  const folder files;
+  const auto path = files.file("flight.json");
+  EXPECT_TRUE(is_ok(answer_of(write_flight_record(system_, path))));
+  std::ifstream file{path};
+  const std::string text{std::istreambuf_iterator<char>{file}, {}};
+  const auto name = "\"step\":" + std::to_string(done.number()) + ',';
+  std::size_t found = 0;
+  for (auto at = text.find(name); at != std::string::npos; at = text.find(name, at + 1))
+    ++found;
+  EXPECT_EQ(found, 2 * w_.size()) << name;
+}
+
+class StepWithShortQueues : public Step {
+protected:
+  StepWithShortQueues() : StepWithShortQueues(std::make_shared<fault_plan>()) {}
+  explicit StepWithShortQueues(std::shared_ptr<fault_plan> plan)
+      : Step({.devices = 2, .faults = plan, .lanes = {.queue_limit = 4}}, short_queue()),
+        plan_(std::move(plan)) {}
+  /// It has no standby, so that a reset leaves it without a communicator.
+  static world_config short_queue() {
+    world_config result;
+    result.limits.waiting_limit = 2;
+    result.collectives = collectives_policy::nccl;
+    return result;
+  }
+
+  const std::shared_ptr<fault_plan> plan_;
+};
+
+/// Its requests count as one.
+TEST_F(StepWithShortQueues, MayBeLongerThanAQueue) {
+  auto x = filled(1);
+  recording r;
+  for (element i = 0; i < 100; ++i)
+    r.fill("x", i);
+  const auto step = must(w_.record(r, {{"x", x}}));
+  std::vector<pending<step_done>> done;
+  for (int i = 0; i < 10; ++i)
+    done.push_back(step.run());
+  for (auto& one : done)
+    EXPECT_TRUE(is_ok(answer_of(one)));
+  EXPECT_EQ(content(x), same(99));
+}
+
+TEST_F(StepWithShortQueues, IsRefusedIfThereIsNoRoom) {
+  auto x = filled(1), y = filled(1);
+  gate held;
+  std::vector<pending<void>> before{held.hold_lane(w_.device_of(1))};
+  ASSERT_TRUE(held.wait_reached());
+  while (before.size() < 20)
+    before.push_back(w_.device_of(1).fill(y[1], element{2}, {.room = room_policy::refuse}));
+  recording r;
+  r.on(0).fill("x", element{5}).launch("troupe.testing.nothing", {}, {}, {});
+  r.on(1).fill("y", element{5});
+  const auto step = must(w_.record(r, {{"x", x}, {"y", y}}));
+  const auto refused = error_of(answer_of(step.run({.room = room_policy::refuse})));
+  EXPECT_TRUE(has_code(refused, errc::overloaded));
+  EXPECT_NE(text_of(refused).find("request 3 of the step (fill)"), std::string::npos)
+      << text_of(refused);
+  EXPECT_TRUE(has_code(answer_of(step.run({.deadline = 50ms})), errc::deadline_exceeded));
+  auto waits = std::thread{[&] { EXPECT_TRUE(is_ok(answer_of(step.run()))); }};
+  held.open();
+  waits.join();
+}
+
+/// Together its requests count as one; they fill the queue only up to its second bound.
+TEST_F(StepWithShortQueues, EntersTheQueueOfAWorldWholeOrNotAtAll) {
+  TROUPE_HOST_ONLY("the build is held by a fault plan");
+  world_feed feed{system_, w_.actor()};
+  const auto before = feed.until(world_phase::ready);
+  plan_->add({fault::block, verb::build});
+  EXPECT_TRUE(is_ok(answer_of(w_.device_of(0).reset())));
+  ASSERT_TRUE(plan_->wait_injected(fault::block, 1, patience));
+  refs x;
+  for (auto& on : devices_of(w_)) {
+    x.push_back(must(on.allocate<element>(count)));
+    must(answer_of(on.fill(x.back(), 1u)));
+  }
+  recording few, many;
+  for (int i = 0; i < 3; ++i)
+    few.all_reduce("x");
+  for (int i = 0; i < 40; ++i)
+    many.barrier();
+  const auto step = must(w_.record(few, {{"x", x}}));
+  const auto too_long = must(w_.record(many, {}));
+  for (int i = 0; i < 3; ++i) {
+    const auto why = error_of(answer_of(too_long.run({.room = room_policy::refuse})));
+    EXPECT_TRUE(has_code(why, errc::overloaded));
+    EXPECT_NE(text_of(why).find("request 33 of the step (barrier)"), std::string::npos)
+        << text_of(why);
+  }
+  auto done = step.run({.room = room_policy::refuse});
+  EXPECT_FALSE(done.ready());
+  EXPECT_TRUE(has_code(answer_of(w_.barrier({.room = room_policy::refuse})), errc::overloaded));
+  const auto another = must(w_.record(recording{}.barrier(), {}));
+  EXPECT_TRUE(has_code(answer_of(another.run({.room = room_policy::refuse})), errc::overloaded));
+  plan_->release();
+  EXPECT_TRUE(is_ok(answer_of(done)));
+  element want = 1;
+  for (int i = 0; i < 3; ++i)
+    want *= static_cast<element>(w_.size());
+  EXPECT_EQ(content(x), same(want));
+}
+
+} // namespace
+
+} // namespace troupe::testing
