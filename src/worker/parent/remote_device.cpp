@@ -356,6 +356,8 @@ caf::error remote_device::run(command what, const registered_call& call,
                          id_of(stream),
                          {}};
   if (call.verdict != nullptr) {
+    if (!pool_->place_of(ordinal_).host.empty())
+      return fail(errc::not_supported, "a launch with a verdict on another host");
     auto place = pool_->segments().place_of(call.verdict, sizeof(std::int32_t), *link_);
     if (!place)
       return place.error();
