@@ -134,6 +134,8 @@ void print(const cell& x) {
 } // namespace
 
 int main(int argc, char** argv) {
+  if (auto status = troupe::worker_main(argc, argv))
+    return *status;
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   settings s;
   CLI::App app{"Matrix products as requests and by hand"};

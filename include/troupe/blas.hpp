@@ -64,7 +64,7 @@ template <class Memory> struct basic_matmul_options {
   activation function = activation::none;
   /// Written by `relu` and `gelu` if it is there, read by their gradients. For `gelu` a matrix of
   /// the bias's type: the values before it. For `relu` bits, of uint8: bit i * auxiliary_leading
-  /// + j tells whether the value (i, j) was positive.
+  /// + j tells whether the value (i, j) was not negative.
   Memory auxiliary = {};
   std::uint64_t auxiliary_leading =
       0; ///< 0: the columns of the result, for `relu` rounded up to 128

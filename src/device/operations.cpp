@@ -142,16 +142,18 @@ namespace {
 
 class lane_context final : public device_context {
 public:
-  lane_context(lane& on, const part& p, launch_operation::host_functions& kept,
+  using host_functions = launch_operation::host_functions;
+
+  /// @param kept null until a function is to run on the host
+  lane_context(lane& on, const part& p, std::shared_ptr<host_functions>& kept,
                std::int32_t* verdict)
       : device_context(on.device(), on.state().ordinal(), on.stream(p), on.libraries(), verdict),
-        of_(*p.of), kept_(kept) {}
+        of_(*p.of), generation_(on.state().generation()), kept_(kept) {}
 
   caf::error run_on_host(std::function<void()> f) override {
-    if (kept_.calls.empty()) // before any of them can run
-      for (auto& x : of_.uses())
-        kept_.used.push_back(x.memory.get());
-    auto& call = kept_.calls.emplace_back(std::move(f), kept_);
+    if (!kept_)
+      kept_ = make_kept();
+    auto& call = kept_->calls.emplace_back(std::move(f), *kept_);
     return on().launch_host(
         stream(),
         [](void* x) { launch_operation::call(*static_cast<launch_operation::host_call*>(x)); },
@@ -159,8 +161,19 @@ public:
   }
 
 private:
-  const operation& of_;
-  launch_operation::host_functions& kept_;
+  std::shared_ptr<host_functions> make_kept() const {
+    auto result = std::make_shared<host_functions>();
+    result->of = of_.weak_from_this();
+    result->device = device();
+    result->generation = generation_;
+    for (auto& x : of_.uses())
+      result->used.push_back(x.memory.get());
+    return result;
+  }
+
+  operation& of_;
+  const std::uint64_t generation_;
+  std::shared_ptr<host_functions>& kept_;
 };
 
 } // namespace
@@ -175,10 +188,7 @@ launch_operation::launch_operation(launch_function function, const std::vector<a
 }
 
 caf::expected<issue_outcome> launch_operation::issue(part& p, lane& on) {
-  host_functions_->of = weak_from_this();
-  host_functions_->device = on.state().ordinal();
-  host_functions_->generation = on.state().generation();
-  lane_context context{on, p, *host_functions_, nullptr};
+  lane_context context{on, p, host_functions_, nullptr};
   caf::error error;
   {
     callable_scope scope{*this};
@@ -188,7 +198,7 @@ caf::expected<issue_outcome> launch_operation::issue(part& p, lane& on) {
     return issue_outcome::enqueued;
   if (code_of(error) == errc::device_fault)
     return error;
-  return in_full(*this, error, *host_functions_);
+  return in_full(*this, error, on.state().ordinal(), on.state().generation());
 }
 
 void launch_operation::call(host_call& x) noexcept {
@@ -202,18 +212,18 @@ void launch_operation::call(host_call& x) noexcept {
   all.failed.store(true, std::memory_order_relaxed);
   // Fail at once, so that work behind the call in the streams has failed before it is done.
   if (auto of = std::static_pointer_cast<operation>(all.of.lock()))
-    of->fail(in_full(*of, error, all));
+    of->fail(in_full(*of, error, all.device, all.generation));
 }
 
-caf::error launch_operation::in_full(const operation& x, const caf::error& error,
-                                     const host_functions& of) {
+caf::error launch_operation::in_full(const operation& x, const caf::error& error, int device,
+                                     std::uint64_t generation) {
   auto told = *failure_of(error);
   auto why = x.describe(errc::launch_failed, std::move(told.detail));
   why.api = std::move(told.api);
   why.native_name = std::move(told.native_name);
   why.native_code = told.native_code;
-  why.device = of.device;
-  why.generation = of.generation;
+  why.device = device;
+  why.generation = generation;
   return make_error(std::move(why));
 }
 
@@ -252,12 +262,7 @@ registered_call registered_launch_operation::as_call() const noexcept {
 
 /// Calls a function of the library on the lane of `p`.
 caf::error registered_launch_operation::call(const library_function& f, part& p, lane& on) {
-  if (!host_functions_)
-    host_functions_ = std::make_shared<launch_operation::host_functions>();
-  host_functions_->of = weak_from_this();
-  host_functions_->device = on.state().ordinal();
-  host_functions_->generation = on.state().generation();
-  lane_context context{on, p, *host_functions_, verdict_.get()};
+  lane_context context{on, p, host_functions_, verdict_.get()};
   return call_library_on(on.device(), verb(), number(),
                          [&] { return f(context, reads_, writes_, arguments_); });
 }

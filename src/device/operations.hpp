@@ -110,10 +110,11 @@ protected:
 
 private:
   /// Returns the error of `x`, an operation with host functions.
-  static caf::error in_full(const operation& x, const caf::error& error, const host_functions& of);
+  static caf::error in_full(const operation& x, const caf::error& error, int device,
+                            std::uint64_t generation);
 
   launch_function function_;
-  std::shared_ptr<host_functions> host_functions_ = std::make_shared<host_functions>();
+  std::shared_ptr<host_functions> host_functions_; ///< null: there is none
 };
 
 /// Returns the memory of handles, for a registered launch.

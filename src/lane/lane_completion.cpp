@@ -70,9 +70,10 @@ bool lane::poll(lane_stream& s) {
   std::size_t finished = 0;
   bool one_by_one = device_->signals_completion() || !s.is_ordered();
   while (!s.in_flight.empty() && finished < poll_batch) {
-    // To query an event that is done costs more than one that is not. So query one further back: if
-    // it is done, all before it are done too.
-    auto batch = one_by_one ? 1 : std::clamp<std::size_t>(s.in_flight.size() / 2, 1, poll_batch);
+    // To query an event that is done costs more than one that is not. So query one further back,
+    // the last one of few: if it is done, all before it are done too.
+    const auto size = s.in_flight.size();
+    auto batch = one_by_one ? 1 : size < poll_batch ? size : std::min(size / 2, poll_batch);
     auto& p = *s.in_flight[batch - 1];
     if (p.event.native == nullptr)
       return finished != 0; // the end of the device or the process, which follows, drops it

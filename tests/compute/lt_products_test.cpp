@@ -140,10 +140,10 @@ cublasStatus_t multiply(cublasLtHandle_t, cublasLtMatmulDesc_t what, const void*
   return CUBLAS_STATUS_SUCCESS;
 }
 
-CUresult write_words(CUstream, unsigned count, CUstreamBatchMemOpParams* all, unsigned) {
-  for (unsigned i = 0; i < count; ++i)
-    *reinterpret_cast<std::uint64_t*>(all[i].writeValue.address) = all[i].writeValue.value64;
-  return CUDA_SUCCESS;
+cudaError_t write_words(std::uint64_t* target, std::span<const std::uint64_t> words,
+                        cudaStream_t) noexcept {
+  std::ranges::copy(words, target);
+  return cudaSuccess;
 }
 
 const lt_functions& recording_functions() {
@@ -177,7 +177,7 @@ const lt_functions& recording_functions() {
     x.cublasLtMatrixLayoutSetAttribute =
         [](cublasLtMatrixLayout_t of, cublasLtMatrixLayoutAttribute_t which, const void* value,
            std::size_t size) { return keep(of, which, value, size); };
-    x.stream_batch_mem_op = write_words;
+    x.write_words = write_words;
     return x;
   }();
   return result;
@@ -319,6 +319,16 @@ TEST_F(LtProducts, ReadsFactorsInTheTypeOfTheSums) {
   std::int32_t integer = 0;
   std::memcpy(&integer, record.alpha.data(), sizeof integer);
   EXPECT_EQ(integer, -3);
+}
+
+/// A c of another type at the place of d is refused, although it is not read.
+TEST_F(LtProducts, OfFloat8HaveNoCThatIsNotRead) {
+  auto x = ask(dtype::float8_e4m3, 16, 16, 16);
+  ASSERT_FALSE(enqueue(x));
+  EXPECT_EQ(record.c_at, nullptr);
+  x = ask(dtype::bfloat16, 16, 16, 16);
+  ASSERT_FALSE(enqueue(x));
+  EXPECT_EQ(record.c_at, x.d.front().address);
 }
 
 TEST_F(LtProducts, DeterministicOnesDoNotDependOnAddresses) {

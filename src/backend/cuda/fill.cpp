@@ -4,7 +4,9 @@
 #include "backend/cuda/kernel_image.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <iterator>
 
 /// The code of fill.cu, compiled by nvcc.
 extern "C" const unsigned char troupe_fill_image[];
@@ -16,7 +18,7 @@ namespace {
 #define TROUPE_FILL_NAME(bytes) {"fill_" #bytes},
 #define TROUPE_MULTIPLY_NAME(name, nccl_type, type) {"multiply_" #name},
 constinit kernel kernels[] = {TROUPE_FILL_KERNELS(TROUPE_FILL_NAME)
-                                  TROUPE_MULTIPLY_KERNELS(TROUPE_MULTIPLY_NAME)};
+                                  TROUPE_MULTIPLY_KERNELS(TROUPE_MULTIPLY_NAME){"write_words"}};
 
 #define TROUPE_FILL_BYTES(bytes) bytes,
 constexpr std::size_t fill_bytes[] = {TROUPE_FILL_KERNELS(TROUPE_FILL_BYTES)};
@@ -87,6 +89,24 @@ cudaError_t launch_multiply(void* target, const void* source, const void* factor
   return launch(
       kernels[std::size(fill_bytes) + static_cast<std::size_t>(found - std::begin(multiply_types))],
       dim3{blocks_for(count)}, block_threads, arguments, stream);
+}
+
+cudaError_t launch_write_words(std::uint64_t* target, std::span<const std::uint64_t> words,
+                               cudaStream_t stream) noexcept {
+  while (!words.empty()) {
+    const auto some = words.first(std::min<std::size_t>(words.size(), TROUPE_WORDS_AT_ONCE));
+    std::uint64_t list[TROUPE_WORDS_AT_ONCE] = {};
+    std::ranges::copy(some, list);
+    auto count = static_cast<unsigned>(some.size());
+    void* arguments[] = {&target, list, &count};
+    if (const auto code = launch(std::end(kernels)[-1], dim3{blocks_for(count)}, block_threads,
+                                 arguments, stream);
+        code != cudaSuccess)
+      return code;
+    words = words.subspan(some.size());
+    target += some.size();
+  }
+  return cudaSuccess;
 }
 
 cudaError_t load_fill() noexcept { return image.load(); }

@@ -70,7 +70,18 @@ template <> struct word<16> {
   using type = uint4;
 };
 
+struct word_list {
+  std::uint64_t words[TROUPE_WORDS_AT_ONCE];
+};
+
 } // namespace
+
+extern "C" __global__ void write_words(std::uint64_t* target, const word_list list,
+                                       unsigned count) {
+  const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < count)
+    target[i] = list.words[i];
+}
 
 #define TROUPE_FILL(bytes)                                                                         \
   extern "C" __global__ void fill_##bytes(word<bytes>::type* target, word<bytes>::type value,      \

@@ -4,6 +4,9 @@
 /// X(bytes): fill_2 writes patterns of two bytes, ...
 #define TROUPE_FILL_KERNELS(X) X(2) X(4) X(8) X(16)
 
+/// The most words that one `write_words` writes: its arguments have at most 4,096 bytes.
+#define TROUPE_WORDS_AT_ONCE 480
+
 /// X(name, NCCL's type, device type): multiply_int8 multiplies elements of ncclInt8, ...
 #define TROUPE_MULTIPLY_KERNELS(X)                                                                 \
   X(int8, ncclInt8, std::int8_t)                                                                   \

@@ -176,7 +176,7 @@ void apply_function(const job& x, std::vector<float>& to) {
         const auto bit = static_cast<std::uint8_t>(1U << at % 8);
         if (bits != nullptr)
           bits[at / 8] =
-              static_cast<std::uint8_t>(v > 0 ? bits[at / 8] | bit : bits[at / 8] & ~bit);
+              static_cast<std::uint8_t>(v >= 0 ? bits[at / 8] | bit : bits[at / 8] & ~bit);
         v = v > 0 ? v : 0;
       } else if (kind == activation::gelu) {
         if (before != nullptr)

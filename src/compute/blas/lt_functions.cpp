@@ -37,11 +37,7 @@ caf::expected<lt_functions> load() {
     return make_error(errc::unavailable, soname + " has no function " #name);
   TROUPE_LT_FUNCTIONS(TROUPE_LT_LOAD)
 #undef TROUPE_LT_LOAD
-  void* const driver = open("libcuda.so.1");
-  if (driver == nullptr)
-    return cannot_load("libcuda.so.1");
-  if (!find(driver, "cuStreamBatchMemOp_v2", result.stream_batch_mem_op))
-    return make_error(errc::unavailable, "the driver has no function cuStreamBatchMemOp_v2");
+  result.write_words = detail::launch_write_words;
   return result;
 }
 

@@ -1,10 +1,10 @@
 /// The functions of cuBLASLt, loaded at run time.
 #pragma once
 
+#include "backend/cuda/fill.hpp"
 #include <troupe/error.hpp>
 
 #include <cublasLt.h>
-#include <cuda.h>
 
 /// Every function of cuBLASLt that is called.
 #define TROUPE_LT_FUNCTIONS(X)                                                                     \
@@ -30,7 +30,7 @@ struct lt_functions {
 #define TROUPE_LT_MEMBER(name) decltype(&::name) name = nullptr;
   TROUPE_LT_FUNCTIONS(TROUPE_LT_MEMBER)
 #undef TROUPE_LT_MEMBER
-  decltype(&::cuStreamBatchMemOp) stream_batch_mem_op = nullptr; ///< of the driver
+  decltype(&detail::launch_write_words) write_words = nullptr; ///< of this library
 };
 
 /// Returns the functions; loads the library first.

@@ -304,8 +304,10 @@ caf::error lt_plan::enqueue(cublasLtHandle_t handle, const product& x, const voi
                             const void* c, void* d, void* workspace, cudaStream_t stream) const {
   const auto alpha = factor_of(x, x.alpha);
   const auto beta = factor_of(x, x.beta);
+  // A c of another type than d must not be at d's place, also where it is not read.
+  const void* const used_c = !x.reads_c && size_of(x.d.type) == 1 ? nullptr : c;
   return lt_error(lt_,
-                  lt_.cublasLtMatmul(handle, what_, &alpha, a, a_, b, b_, &beta, c, c_, d, d_,
+                  lt_.cublasLtMatmul(handle, what_, &alpha, a, a_, b, b_, &beta, used_c, c_, d, d_,
                                      &algorithm_, workspace, workspace_bytes_, stream),
                   "cublasLtMatmul");
 }

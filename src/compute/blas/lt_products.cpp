@@ -1,12 +1,13 @@
 #include "compute/blas/lt_products.hpp"
 
+#include "backend/cuda/cuda_error.hpp"
 #include "compute/blas/lt_plan.hpp"
 #include "compute/blas/plan_cache.hpp"
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstring>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,14 +25,17 @@ public:
   explicit lt_products(caf::error why_none) : why_none_(std::move(why_none)) {}
   lt_products(const lt_functions& lt, cublasLtHandle_t handle) : lt_(&lt), handle_(handle) {}
   ~lt_products() override {
-    plans_.clear();
+    trim();
     if (handle_ != nullptr)
       static_cast<void>(lt_->cublasLtDestroy(handle_)); // the device is at rest
   }
   lt_products(const lt_products&) = delete;
   lt_products& operator=(const lt_products&) = delete;
 
-  void trim() noexcept override { plans_.clear(); }
+  void trim() noexcept override {
+    latest_.reset();
+    plans_.clear();
+  }
 
   const lt_functions& lt() const noexcept { return *lt_; }
   cublasLtHandle_t handle() const noexcept { return handle_; }
@@ -41,33 +45,47 @@ public:
                                                         const product_memory& memory) {
     if (handle_ == nullptr)
       return why_none_;
-    const auto aligned = alignments_of(x, memory);
-    auto key = key_of(x, aligned);
-    if (auto found = plans_.find(key))
-      return found;
-    auto made = lt_plan::make(*lt_, handle_, x, aligned);
-    if (!made)
-      return made.error();
-    plans_.add(std::move(key), *made);
-    return std::shared_ptr<const lt_plan>{std::move(*made)};
+    const plan_key key{x, alignments_of(x, memory)};
+    if (latest_ && key == latest_key_) // often the same for many products
+      return latest_;
+    std::string bytes(sizeof key, '\0');
+    std::memcpy(bytes.data(), &key, sizeof key);
+    latest_ = plans_.find(bytes);
+    if (!latest_) {
+      auto made = lt_plan::make(*lt_, handle_, x, key.aligned);
+      if (!made)
+        return made.error();
+      latest_ = std::move(*made);
+      plans_.add(std::move(bytes), latest_);
+    }
+    latest_key_ = key;
+    return latest_;
   }
 
 private:
-  /// Alpha and beta do not matter, except whether c is read.
-  static std::string key_of(product x, const alignments& aligned) {
-    std::fill(std::begin(x.alpha), std::end(x.alpha), 0.0);
-    std::fill(std::begin(x.beta), std::end(x.beta), 0.0);
-    x.only_prepares = 0;
-    std::string result(sizeof x + sizeof aligned, '\0');
-    std::memcpy(result.data(), &x, sizeof x);
-    std::memcpy(result.data() + sizeof x, aligned.data(), sizeof aligned);
-    return result;
-  }
+  /// What a plan depends on. No padding: it is compared as bytes.
+  struct plan_key {
+    plan_key() = default;
+    /// Alpha and beta do not matter, except whether c is read.
+    plan_key(const product& x, const alignments& by) : what(x), aligned(by) {
+      std::ranges::fill(what.alpha, 0.0);
+      std::ranges::fill(what.beta, 0.0);
+      what.only_prepares = 0;
+    }
+    bool operator==(const plan_key& x) const noexcept {
+      return std::memcmp(this, &x, sizeof x) == 0;
+    }
+    product what;
+    alignments aligned{};
+  };
+  static_assert(sizeof(plan_key) == sizeof(product) + sizeof(alignments));
 
   const caf::error why_none_;
   const lt_functions* const lt_ = nullptr;
   const cublasLtHandle_t handle_ = nullptr;
   plan_cache<lt_plan> plans_{most_plans, most_plan_bytes};
+  std::shared_ptr<const lt_plan> latest_;
+  plan_key latest_key_;
 };
 
 /// Returns what the device of `context` has.
@@ -110,42 +128,21 @@ caf::error run_once(launch_context& context, cublasLtHandle_t handle, const prod
   return plan.enqueue(handle, x, shared, shared, shared, shared, *room, context.cuda_stream());
 }
 
-/// Writes addresses to device memory, in the order of the stream.
-caf::error write_addresses(const lt_functions& lt, CUdeviceptr to, std::span<void* const> all,
-                           CUstream stream) {
-  constexpr std::size_t at_once = 256; // the driver takes no more
-  for (std::size_t i = 0; i < all.size(); i += at_once) {
-    std::vector<CUstreamBatchMemOpParams> writes(std::min(at_once, all.size() - i));
-    for (std::size_t j = 0; j < writes.size(); ++j) {
-      writes[j].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
-      writes[j].writeValue.address = to + (i + j) * sizeof(void*);
-      writes[j].writeValue.value64 = reinterpret_cast<cuuint64_t>(all[i + j]);
-    }
-    const auto code =
-        lt.stream_batch_mem_op(stream, static_cast<unsigned>(writes.size()), writes.data(), 0);
-    if (code != CUDA_SUCCESS)
-      return make_error({.code = errc::cuda_error,
-                         .detail = "the addresses of a batch could not be written",
-                         .api = "cuStreamBatchMemOp",
-                         .native_code = static_cast<std::int32_t>(code)});
-  }
-  return {};
-}
-
 /// Enqueues a product of matrices whose addresses go to the workspace first.
 caf::error enqueue_by_address(launch_context& context, const lt_products& products,
                               const product& x, const product_memory& memory, const lt_plan& plan) {
-  std::vector<void*> addresses;
+  std::vector<std::uint64_t> addresses;
   for (auto list : {memory.a, memory.b, x.reads_c ? memory.c : memory.d, memory.d})
     for (auto& m : list)
-      addresses.push_back(m.address);
+      addresses.push_back(reinterpret_cast<std::uint64_t>(m.address));
   const auto own = rounded(plan.workspace_bytes());
-  auto room = context.workspace(own + addresses.size() * sizeof(void*));
+  auto room = context.workspace(own + addresses.size() * sizeof(std::uint64_t));
   if (!room)
     return room.error();
   auto* const base = static_cast<std::byte*>(*room);
-  if (auto error = write_addresses(products.lt(), reinterpret_cast<CUdeviceptr>(base + own),
-                                   addresses, context.cuda_stream()))
+  const auto code = products.lt().write_words(reinterpret_cast<std::uint64_t*>(base + own),
+                                              addresses, context.cuda_stream());
+  if (auto error = detail::check(code, "cuLaunchKernel", context.device()))
     return error;
   if (auto error = plan.set_addresses(x, memory))
     return error;
