@@ -20,6 +20,8 @@ using clock = std::chrono::steady_clock;
 /// With work in flight, no completion signals and no spinning.
 constexpr std::chrono::microseconds poll_interval{50};
 constexpr std::chrono::milliseconds doze{100};
+/// How many events the query of one settles at most.
+constexpr std::size_t most_at_once = 8;
 
 } // namespace
 
@@ -91,26 +93,38 @@ bool worker_service::poll() noexcept {
   work_progress::mark busy{progress_, static_cast<std::uint32_t>(own_call::query)};
   free_retired();
   for (auto& [id, stream] : streams_)
-    while (!stream.in_flight.empty()) {
-      auto& x = stream.in_flight.front();
-      auto done = device_->query(x.native);
-      if (!done) {
-        fault(done.error()); // the state of events is unknown from now on
-        return true;
-      }
-      if (!*done)
-        break;
-      if (x.of != 0 && has_error(x.of))
-        area_.communicator_errors.fetch_add(1, std::memory_order_release);
-      before_telling_another_process();
-      // A later record of the event may have been done before this one, in another stream.
-      if (area_.done[x.event].load(std::memory_order_relaxed) < x.record)
-        area_.done[x.event].store(x.record, std::memory_order_release);
-      not_in_flight(x);
-      stream.in_flight.pop_front();
-      worked = true;
-    }
+    for (auto done = done_in(stream); done != 0; done = done_in(stream))
+      for (worked = true; done != 0; --done)
+        tell_first_done(stream);
   return worked;
+}
+
+/// Tells the parent that the first event of the stream is done.
+void worker_service::tell_first_done(service_stream& stream) noexcept {
+  auto& x = stream.in_flight.front();
+  if (x.of != 0 && has_error(x.of))
+    area_.communicator_errors.fetch_add(1, std::memory_order_release);
+  before_telling_another_process();
+  // A later record of the event may have been done before this one, in another stream.
+  if (area_.done[x.event].load(std::memory_order_relaxed) < x.record)
+    area_.done[x.event].store(x.record, std::memory_order_release);
+  not_in_flight(x);
+  stream.in_flight.pop_front();
+}
+
+/// Returns how many of the stream's first events are done, as far as two queries can tell.
+std::size_t worker_service::done_in(const service_stream& stream) noexcept {
+  const auto& all = stream.in_flight;
+  const auto is_done = [&](const outstanding& x) {
+    const auto done = device_->query(x.native);
+    if (!done)
+      fault(done.error()); // the state of events is unknown from now on
+    return done && *done;
+  };
+  const auto few = std::min(all.size(), most_at_once);
+  if (few > 1 && is_done(all[few - 1]))
+    return few;
+  return !all.empty() && !stopped_.load(std::memory_order_relaxed) && is_done(all.front()) ? 1 : 0;
 }
 
 /// Returns true on an asynchronous error. The rank may end with work in a stream.

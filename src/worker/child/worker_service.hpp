@@ -112,6 +112,8 @@ private:
   void retire(std::function<void()> free);
   caf::error record_in_all(std::vector<event_view>& events);
   void free_retired() noexcept;
+  std::size_t done_in(const service_stream& stream) noexcept;
+  void tell_first_done(service_stream& stream) noexcept;
   void not_in_flight(const outstanding& x) noexcept;
   void idle(bool worked) noexcept;
   void reply(std::uint64_t number, const caf::error& error, const wire_writer& result) noexcept;
