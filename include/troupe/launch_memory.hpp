@@ -16,6 +16,7 @@ struct launch_memory {
   dtype type = dtype::uint8;
 
   std::size_t size_bytes() const noexcept { return count * size_of(type); }
+  bool operator==(const launch_memory&) const = default;
 };
 
 /// A registered launch with its arguments. Valid only during the call that gets it.

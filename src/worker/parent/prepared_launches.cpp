@@ -3,6 +3,7 @@
 #include "foundation/log.hpp"
 #include "worker/parent/worker_link.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <string>
@@ -14,16 +15,25 @@ namespace {
 
 constexpr std::uintptr_t largest_alignment = 256;
 
+launch_memory without_address(launch_memory x) noexcept {
+  const auto address = reinterpret_cast<std::uintptr_t>(x.address) | largest_alignment;
+  x.address = reinterpret_cast<void*>(std::uintptr_t{1} << std::countr_zero(address));
+  return x;
+}
+
 std::vector<launch_memory> without_addresses(std::span<const launch_memory> all) {
   std::vector<launch_memory> result{all.begin(), all.end()};
-  for (auto& x : result) {
-    const auto address = reinterpret_cast<std::uintptr_t>(x.address) | largest_alignment;
-    x.address = reinterpret_cast<void*>(std::uintptr_t{1} << std::countr_zero(address));
-  }
+  std::ranges::transform(result, result.begin(), without_address);
   return result;
 }
 
 } // namespace
+
+bool prepares(const launch_request& x, const registered_call& what) noexcept {
+  return x.name == what.name && std::ranges::equal(x.arguments, what.arguments) &&
+         std::ranges::equal(x.reads, what.reads, {}, {}, without_address) &&
+         std::ranges::equal(x.writes, what.writes, {}, {}, without_address);
+}
 
 launch_request as_prepared(const registered_call& what) {
   return {std::string{what.name},

@@ -16,6 +16,8 @@ class worker_link;
 /// Returns what a library may look at when it prepares `what`: its memory is at other addresses of
 /// the same alignment. For no stream.
 launch_request as_prepared(const registered_call& what);
+/// Returns whether `x` is `as_prepared(what)`.
+bool prepares(const launch_request& x, const registered_call& what) noexcept;
 
 /// Remembers the last launches that were prepared, so that each spare prepares them in advance.
 /// @thread any

@@ -85,7 +85,7 @@ caf::error remote_device::bind() noexcept {
     link_ = std::move(*link);
     on_loss_->of.store(link_.get());
     tells_loss_ = false;
-    prepared_.clear();
+    forget_prepared();
   }
   auto properties = read<device_properties>(link_->ask(command::bind));
   if (!properties)
@@ -139,14 +139,14 @@ caf::error remote_device::move_to_spare() noexcept {
     on_loss_->of.store(link_.get()); // the caller looks whether that was lost meanwhile
     return error;
   }
-  prepared_.clear();
+  forget_prepared();
   link_ = spare; // `bind` opens the device there; the memory is trusted as before
   tells_loss_ = false;
   return {};
 }
 
 caf::error remote_device::close_memory() noexcept {
-  prepared_.clear();
+  forget_prepared();
   auto error = slabs_->clear();
   keep_first(error, link_->run(command::close_memory));
   return error;
@@ -372,12 +372,22 @@ caf::error remote_device::launch_registered(const registered_call& what,
   return run(command::launch, what, stream);
 }
 
+void remote_device::forget_prepared() noexcept {
+  prepared_.clear();
+  latest_prepared_ = {};
+}
+
 /// Asks the worker only for what it has not prepared yet. The spare prepares it, too.
 caf::error remote_device::prepare_registered(const registered_call& what,
                                              stream_view stream) noexcept {
-  auto key = wire_bytes(as_prepared(what));
-  if (prepared_.contains(key))
+  if (prepares(latest_prepared_, what)) // often the same for many launches
     return {};
+  auto latest = as_prepared(what);
+  auto key = wire_bytes(latest);
+  if (prepared_.contains(key)) {
+    latest_prepared_ = std::move(latest);
+    return {};
+  }
   if (auto error = run(command::prepare_launch, what, stream))
     return error;
   if (prepared_.size() == most_prepared)

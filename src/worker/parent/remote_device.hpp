@@ -101,6 +101,7 @@ private:
   caf::error check_near(int peer) const;
   template <class T> caf::expected<T> read(caf::expected<wire_reader> reply) const;
   caf::error run(command what, const registered_call& call, stream_view stream) noexcept;
+  void forget_prepared() noexcept;
   /// Reads an address or a number, never 0.
   caf::expected<void*> address(caf::expected<wire_reader> reply) const;
 
@@ -113,6 +114,7 @@ private:
   const std::shared_ptr<device_slabs> slabs_;
   bool is_trusted_ = true; ///< the memory in `slabs_`, after the losses since `open_memory`
   std::set<std::vector<std::byte>> prepared_; ///< what the worker has prepared for launches
+  launch_request latest_prepared_;            ///< one of them
   std::deque<remote_event> events_;
   std::vector<remote_event*> free_events_;
   /// Shared with the listeners of links.
