@@ -228,12 +228,13 @@ device_core::answer<nothing> device_core::launch(const std::string& name,
     const auto* verb = library ? library->verb : "launch";
     if (!error)
       error = check_launch(verb, reads, writes);
+    auto read = error ? std::vector<launch_memory>{} : memory_of(reads);
+    auto written = error ? std::vector<launch_memory>{} : memory_of(writes);
     if (!error && library && library->check)
-      error = in_verb(verb, call_library([&] {
-                        return library->check(memory_of(reads), memory_of(writes), own);
-                      }));
+      error = in_verb(verb, call_library([&] { return library->check(read, written, own); }));
     return start_repeatable<registered_launch_operation>(
-        verb, std::move(error), options, std::move(library), name, std::move(own), reads, writes);
+        verb, std::move(error), options, std::move(library), name, std::move(own), reads, writes,
+        std::move(read), std::move(written));
   }
   auto function = find_launch(name);
   if (!error && !function)

@@ -246,10 +246,11 @@ std::vector<launch_memory> memory_of(const std::vector<any_gpu_ref>& refs) {
 registered_launch_operation::registered_launch_operation(
     std::shared_ptr<const library_launch> library, std::string name,
     std::vector<std::byte> arguments, const std::vector<any_gpu_ref>& reads,
-    const std::vector<any_gpu_ref>& writes)
+    const std::vector<any_gpu_ref>& writes, std::vector<launch_memory> read,
+    std::vector<launch_memory> written)
     : operation_of(library ? library->verb : "launch", 1), library_(std::move(library)),
-      name_(std::move(name)), arguments_(std::move(arguments)), reads_(memory_of(reads)),
-      writes_(memory_of(writes)) {
+      name_(std::move(name)), arguments_(std::move(arguments)), reads_(std::move(read)),
+      writes_(std::move(written)) {
   for (auto& x : reads)
     add_use(use_of(x, true, false));
   for (auto& x : writes)

@@ -124,10 +124,12 @@ std::vector<launch_memory> memory_of(const std::vector<any_gpu_ref>& refs);
 class registered_launch_operation final : public operation_of<nothing> {
 public:
   /// @param library null: the launch is not a library's, or not registered in this process
+  /// @param read,written the memory of the handles
   registered_launch_operation(std::shared_ptr<const library_launch> library, std::string name,
                               std::vector<std::byte> arguments,
                               const std::vector<any_gpu_ref>& reads,
-                              const std::vector<any_gpu_ref>& writes);
+                              const std::vector<any_gpu_ref>& writes,
+                              std::vector<launch_memory> read, std::vector<launch_memory> written);
   caf::error prepare(part& p, lane& on) override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   void on_part_done(part& p) noexcept override;
