@@ -43,6 +43,8 @@ struct lt_record {
   std::size_t alive = 0;                             ///< descriptors, layouts and preferences
   std::size_t choices = 0;
   std::size_t products = 0;
+  std::size_t captures = 0;
+  std::vector<const void*> replayed; ///< d of each
   // The last choice or product.
   const void* what = nullptr;
   const void *a = nullptr, *b = nullptr, *c = nullptr, *d = nullptr; ///< layouts
@@ -53,6 +55,7 @@ struct lt_record {
   cublasStatus_t choice = CUBLAS_STATUS_SUCCESS;
   int found = 1;
   std::size_t workspace_bytes = 0;
+  bool is_one_kernel = true; ///< a product is captured as one
 
   template <class T> T value(const void* of, int which) const {
     T result{};
@@ -140,6 +143,27 @@ cublasStatus_t multiply(cublasLtHandle_t, cublasLtMatmulDesc_t what, const void*
   return CUBLAS_STATUS_SUCCESS;
 }
 
+/// Counts its launches.
+struct recorded_replay final : kernel_replay {
+  explicit recorded_replay(const void* to) : d_at(to) {}
+  cudaError_t launch(cudaStream_t) const noexcept override {
+    record.replayed.push_back(d_at);
+    return cudaSuccess;
+  }
+  const void* const d_at;
+};
+
+std::unique_ptr<const kernel_replay> capture(cudaStream_t,
+                                             const std::function<caf::error()>& enqueue) {
+  ++record.captures;
+  const auto products = record.products;
+  EXPECT_FALSE(enqueue());
+  record.products = products; // it did not run
+  if (!record.is_one_kernel)
+    return nullptr;
+  return std::make_unique<recorded_replay>(record.d_at);
+}
+
 cudaError_t write_words(std::uint64_t* target, std::span<const std::uint64_t> words,
                         cudaStream_t) noexcept {
   std::ranges::copy(words, target);
@@ -178,6 +202,7 @@ const lt_functions& recording_functions() {
         [](cublasLtMatrixLayout_t of, cublasLtMatrixLayoutAttribute_t which, const void* value,
            std::size_t size) { return keep(of, which, value, size); };
     x.write_words = write_words;
+    x.capture = capture;
     return x;
   }();
   return result;
@@ -205,6 +230,13 @@ public:
   }
 
   std::int32_t* verdict() noexcept override { return nullptr; }
+
+  /// Returns whether the workspace is elsewhere now.
+  bool move_workspace() {
+    auto other = std::vector<block>(room.size() + 1);
+    std::swap(room, other);
+    return room.data() != other.data();
+  }
 
   std::unique_ptr<library_state> state;
   std::size_t most_workspace = 0;
@@ -405,6 +437,48 @@ TEST_F(LtProducts, SetsTheAddressesOfEachCall) {
   ASSERT_FALSE(enqueue(x));
   EXPECT_EQ(address(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER), 0x400U);
   EXPECT_EQ(record.choices, 1U);
+}
+
+TEST_F(LtProducts, ThatAreRepeatedAreLaunchedByTheirKernels) {
+  auto x = ask(dtype::bfloat16, 16, 16, 16);
+  x.add(extra::bias, 0x100);
+  record.workspace_bytes = 1000;
+  for (int i = 0; i < 4; ++i)
+    ASSERT_FALSE(enqueue(x));
+  EXPECT_EQ(record.products, 1U);
+  EXPECT_EQ(record.captures, 1U);
+  EXPECT_EQ(record.replayed, std::vector<const void*>(3, x.d.front().address));
+  // Another product has other arguments.
+  const std::function<void()> changes[] = {
+      [&] { x.what.alpha[0] = 2; },
+      [&] { x.add(extra::bias, 0x200); },
+      [&] { x.a.front().address = reinterpret_cast<void*>(std::uintptr_t{0x8'0000}); },
+      [&] { x.d.front().address = reinterpret_cast<void*>(std::uintptr_t{0x9'0000}); },
+      [&] { x.what.deterministic = 1; },
+      [&] { ASSERT_TRUE(context_.move_workspace()); }};
+  for (auto& change : changes) {
+    record.replayed.clear();
+    const auto before = record.products;
+    change();
+    ASSERT_FALSE(enqueue(x));
+    EXPECT_EQ(record.products, before + 1);
+    EXPECT_TRUE(record.replayed.empty());
+    ASSERT_FALSE(enqueue(x));
+    EXPECT_EQ(record.replayed, std::vector<const void*>(1, x.d.front().address));
+  }
+  context_.state->trim();
+  const auto before = record.products;
+  ASSERT_FALSE(enqueue(x));
+  EXPECT_EQ(record.products, before + 1);
+}
+
+TEST_F(LtProducts, OfSeveralKernelsAreLaunchedByCublas) {
+  record.is_one_kernel = false;
+  const auto x = ask(dtype::float32, 4, 4, 4);
+  for (int i = 0; i < 4; ++i)
+    ASSERT_FALSE(enqueue(x));
+  EXPECT_EQ(record.products, 4U);
+  EXPECT_EQ(record.captures, 1U);
 }
 
 TEST_F(LtProducts, OfABatchByAddressHaveListsInTheWorkspaceAndScales) {

@@ -582,6 +582,28 @@ TEST_F(Matmul, GivesTheSameBitsWhereDeterministic) {
   EXPECT_TRUE(right(x));
 }
 
+/// The kernel of a product that is repeated with the same memory is launched in another way.
+TEST_F(Matmul, IsRightForNewContentsOfTheSameMemory) {
+  for (const auto& of : all_types()) {
+    SCOPED_TRACE(name_of(of));
+    auto x = of_types(of, 15);
+    make_operands(x);
+    const auto refill = [&](stored& y) {
+      const auto content = make(y.type, y.op == transpose::none ? y.rows : y.columns,
+                                y.op == transpose::none ? y.columns : y.rows, y.op, x);
+      y.bytes = content.bytes;
+      put(device_, y.memory, y.bytes);
+    };
+    for (int i = 0; i < 5; ++i) {
+      refill(a_);
+      refill(b_);
+      refill(d_);
+      ASSERT_TRUE(is_ok(answer_of(multiply())));
+      EXPECT_TRUE(right(x)) << i;
+    }
+  }
+}
+
 TEST_F(Matmul, TravelsAsAMessage) {
   const auto x = of_types({dtype::float32, dtype::float32, dtype::float32}, 14);
   make_operands(x);

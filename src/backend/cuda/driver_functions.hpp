@@ -69,6 +69,14 @@ inline constinit driver_function<decltype(::cuDevicePrimaryCtxRetain)> retain_co
     "cuDevicePrimaryCtxRetain", 7000};
 inline constinit driver_function<decltype(::cuDevicePrimaryCtxRelease)> release_context{
     "cuDevicePrimaryCtxRelease", 11000};
+inline constinit driver_function<decltype(::cuGraphDestroy)> destroy_graph{"cuGraphDestroy", 10000};
+inline constinit driver_function<decltype(::cuGraphGetNodes)> get_nodes{"cuGraphGetNodes", 10000};
+inline constinit driver_function<decltype(::cuGraphKernelNodeGetAttribute)> get_node_attribute{
+    "cuGraphKernelNodeGetAttribute", 11000};
+inline constinit driver_function<decltype(::cuGraphKernelNodeGetParams)> get_kernel_parameters{
+    "cuGraphKernelNodeGetParams", 12000};
+inline constinit driver_function<decltype(::cuGraphNodeGetType)> get_type{"cuGraphNodeGetType",
+                                                                          10000};
 inline constinit driver_function<decltype(::cuKernelGetAttribute)> get_attribute{
     "cuKernelGetAttribute", 12000};
 inline constinit driver_function<decltype(::cuKernelGetFunction)> get_function{
@@ -100,6 +108,10 @@ inline constinit driver_function<decltype(::cuMemRetainAllocationHandle)> retain
 inline constinit driver_function<decltype(::cuMemSetAccess)> set_access{"cuMemSetAccess", 10020};
 inline constinit driver_function<decltype(::cuPointerGetAttribute)> pointer_attribute{
     "cuPointerGetAttribute", 4000};
+inline constinit driver_function<decltype(::cuStreamBeginCapture)> begin_capture{
+    "cuStreamBeginCapture", 10010};
+inline constinit driver_function<decltype(::cuStreamEndCapture)> end_capture{"cuStreamEndCapture",
+                                                                             10000};
 inline constinit driver_function<decltype(::cuStreamIsCapturing)> is_capturing{
     "cuStreamIsCapturing", 10000};
 inline constinit driver_function<decltype(::cuStreamWaitValue32)> wait_for_word32{

@@ -1,7 +1,8 @@
-/// The functions of cuBLASLt, loaded at run time.
+/// The functions of cuBLASLt, loaded at run time, and others that products on a GPU need.
 #pragma once
 
 #include "backend/cuda/fill.hpp"
+#include "compute/blas/kernel_replay.hpp"
 #include <troupe/error.hpp>
 
 #include <cublasLt.h>
@@ -30,7 +31,9 @@ struct lt_functions {
 #define TROUPE_LT_MEMBER(name) decltype(&::name) name = nullptr;
   TROUPE_LT_FUNCTIONS(TROUPE_LT_MEMBER)
 #undef TROUPE_LT_MEMBER
-  decltype(&detail::launch_write_words) write_words = nullptr; ///< of this library
+  // Of this library:
+  decltype(&detail::launch_write_words) write_words = nullptr;
+  decltype(&capture_kernel) capture = nullptr;
 };
 
 /// Returns the functions; loads the library first.

@@ -1,8 +1,8 @@
 #include "compute/blas/lt_products.hpp"
 
 #include "backend/cuda/cuda_error.hpp"
+#include "compute/blas/lru_cache.hpp"
 #include "compute/blas/lt_plan.hpp"
-#include "compute/blas/plan_cache.hpp"
 
 #include <algorithm>
 #include <array>
@@ -18,6 +18,22 @@ namespace {
 
 constexpr std::size_t most_plans = 4096;
 constexpr std::size_t most_plan_bytes = std::size_t{8} << 20;
+constexpr std::size_t most_repeated = 256;
+constexpr std::size_t most_repeated_bytes = std::size_t{4} << 20;
+
+/// A product that was enqueued before with the same memory. Its kernel is launched without
+/// cuBLASLt, which takes twice as long.
+struct repeated_product {
+  explicit repeated_product(std::shared_ptr<const lt_plan> x) : plan(std::move(x)) {}
+  std::size_t size_bytes() const noexcept {
+    constexpr std::size_t of_graph = std::size_t{8} << 10; // about
+    return sizeof *this + (kernel ? of_graph : 0);
+  }
+
+  const std::shared_ptr<const lt_plan> plan; ///< its address is part of the key
+  std::uint64_t times = 0;
+  std::unique_ptr<const kernel_replay> kernel; ///< null: cuBLASLt launches it
+};
 
 /// The handle of cuBLASLt on a device, and its plans.
 class lt_products final : public library_state {
@@ -33,6 +49,7 @@ public:
   lt_products& operator=(const lt_products&) = delete;
 
   void trim() noexcept override {
+    repeated_.clear();
     latest_.reset();
     plans_.clear();
   }
@@ -62,7 +79,59 @@ public:
     return latest_;
   }
 
+  /// Enqueues a product with its workspace `room`.
+  caf::error enqueue(const std::shared_ptr<const lt_plan>& plan, const product& x,
+                     const product_memory& memory, void* room, const launch_context& context) {
+    const auto stream = context.cuda_stream();
+    const auto by_cublas = [&] {
+      if (auto error = plan->set_addresses(x, memory))
+        return error;
+      auto* const d = memory.d.front().address;
+      return plan->enqueue(handle_, x, memory.b.front().address, memory.a.front().address,
+                           x.reads_c ? memory.c.front().address : d, d, room, stream);
+    };
+    auto& before = repeated_of(plan, x, memory, room);
+    if (++before.times == 2) // its kernel is loaded
+      before.kernel = lt_->capture(stream, by_cublas);
+    if (before.kernel)
+      return detail::check(before.kernel->launch(stream), "cuLaunchKernelEx", context.device());
+    return by_cublas();
+  }
+
 private:
+  /// What a kernel's arguments depend on, beside the plan. No padding: it is compared as bytes.
+  struct repeated_key {
+    repeated_key(const lt_plan& plan, const product& x, const product_memory& memory,
+                 const void* room)
+        : all{&plan,
+              room,
+              memory.a.front().address,
+              memory.b.front().address,
+              x.reads_c ? memory.c.front().address : nullptr,
+              memory.d.front().address} {
+      for (std::size_t i = 0; i < extras; ++i)
+        more[i] = memory.more[i] != nullptr ? memory.more[i]->address : nullptr;
+      std::ranges::copy(x.alpha, alpha);
+      std::ranges::copy(x.beta, beta);
+    }
+    const void* all[6];
+    const void* more[extras];
+    double alpha[2];
+    double beta[2];
+  };
+
+  repeated_product& repeated_of(const std::shared_ptr<const lt_plan>& plan, const product& x,
+                                const product_memory& memory, const void* room) {
+    const repeated_key key{*plan, x, memory, room};
+    std::string bytes(sizeof key, '\0');
+    std::memcpy(bytes.data(), &key, sizeof key);
+    if (auto found = repeated_.find(bytes))
+      return *found;
+    auto added = std::make_shared<repeated_product>(plan);
+    repeated_.add(std::move(bytes), added);
+    return *added;
+  }
+
   /// What a plan depends on. No padding: it is compared as bytes.
   struct plan_key {
     plan_key() = default;
@@ -83,7 +152,8 @@ private:
   const caf::error why_none_;
   const lt_functions* const lt_ = nullptr;
   const cublasLtHandle_t handle_ = nullptr;
-  plan_cache<lt_plan> plans_{most_plans, most_plan_bytes};
+  lru_cache<const lt_plan> plans_{most_plans, most_plan_bytes};
+  lru_cache<repeated_product> repeated_{most_repeated, most_repeated_bytes};
   std::shared_ptr<const lt_plan> latest_;
   plan_key latest_key_;
 };
@@ -91,7 +161,7 @@ private:
 /// Returns what the device of `context` has.
 /// @errors errc::unavailable: it was opened before the library was loaded
 caf::expected<lt_products*> products_of(const launch_context& context) {
-  auto* const found = dynamic_cast<lt_products*>(context.library(lt_library_name));
+  auto* const found = static_cast<lt_products*>(context.library(lt_library_name)); // made below
   if (found == nullptr)
     return make_error(errc::unavailable,
                       "troupe_blas was loaded after the device was opened: reset the device");
@@ -197,12 +267,7 @@ caf::error enqueue_by_lt(launch_context& context, const product& x, const produc
       return memory_of_plan.error();
     room = *memory_of_plan;
   }
-  if (auto error = (*plan)->set_addresses(x, memory))
-    return error;
-  auto* const d = memory.d.front().address;
-  return (*plan)->enqueue((*products)->handle(), x, memory.b.front().address,
-                          memory.a.front().address, x.reads_c ? memory.c.front().address : d, d,
-                          room, context.cuda_stream());
+  return (*products)->enqueue(*plan, x, memory, room, context);
 }
 
 } // namespace troupe::blas

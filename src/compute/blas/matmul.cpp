@@ -54,10 +54,13 @@ buffer_name first_of(const buffer_name& x, std::uint64_t count) {
   return {x.name, x.first, std::min<std::size_t>(x.count, count)};
 }
 
+std::size_t count_of(const any_gpu_ref& x) noexcept { return x.count(); }
+std::size_t count_of(const buffer_name& x) noexcept { return x.count; }
+
 /// Returns the part of the memory that is used; all of it if that cannot be told.
 template <class Memory>
 Memory used_of(const Memory& x, const caf::expected<std::uint64_t>& extent) {
-  return extent ? first_of(x, *extent) : x;
+  return extent && *extent < count_of(x) ? first_of(x, *extent) : x;
 }
 
 /// Returns whether the matrices fill all of the memory that they use.
@@ -68,11 +71,7 @@ bool is_dense(const layout& x, std::uint64_t batches) noexcept {
 
 /// The matrices of a product; each list has one element, or one for each of the batch.
 template <class Memory> struct operands {
-  using list = std::vector<basic_matrix<Memory>>;
-  const list& a;
-  const list& b;
-  const list& c;
-  const list& d;
+  std::span<const basic_matrix<Memory>> a, b, c, d;
 };
 
 template <class Memory> void set_options(product& to, const basic_matmul_options<Memory>& what) {
@@ -103,6 +102,8 @@ packed<Memory> pack(const operands<Memory>& m, const basic_matmul_options<Memory
   x.only_prepares = only_prepares ? 1 : 0;
   set_options(x, what);
   const auto each = x.by_address != 0 ? 1 : batches;
+  result.reads.reserve(m.a.size() + m.b.size() + 2 * m.d.size() + extras);
+  result.writes.reserve(m.d.size() + 2);
   const auto add = [&](std::vector<Memory>& to, const auto& all) {
     for (auto& y : all)
       to.push_back(used_of(y.memory, extent_of(layout_of(y), each)));
@@ -130,11 +131,8 @@ template <class Memory>
 packed<Memory> pack_one(const basic_matrix<Memory>& a, const basic_matrix<Memory>& b,
                         const basic_matrix<Memory>& d, const basic_matmul_options<Memory>& what,
                         bool only_prepares = false) {
-  const std::vector as{a};
-  const std::vector bs{b};
-  const std::vector cs{is_there(what.c.memory) || what.c.rows != 0 ? what.c : d};
-  const std::vector ds{d};
-  return pack<Memory>({as, bs, cs, ds}, what, what.batches, only_prepares);
+  const auto& c = is_there(what.c.memory) || what.c.rows != 0 ? what.c : d;
+  return pack<Memory>({{&a, 1}, {&b, 1}, {&c, 1}, {&d, 1}}, what, what.batches, only_prepares);
 }
 
 pending<void> start(const device& on, packed<any_gpu_ref> x, request_options options) {

@@ -1,4 +1,4 @@
-/// A cache of plans, bounded by entries and bytes.
+/// A cache that is bounded by entries and bytes.
 #pragma once
 
 #include <cstddef>
@@ -10,27 +10,27 @@
 
 namespace troupe::blas {
 
-/// Keeps the plans that were used last. `Plan` has `size_bytes()`.
+/// Keeps the values that were used last. `Value` has `size_bytes()`.
 /// @thread one
-template <class Plan> class plan_cache {
+template <class Value> class lru_cache {
 public:
-  plan_cache(std::size_t most_entries, std::size_t most_bytes)
+  lru_cache(std::size_t most_entries, std::size_t most_bytes)
       : most_entries_(most_entries), most_bytes_(most_bytes) {}
 
-  /// Returns the plan of that key; null if there is none.
-  std::shared_ptr<const Plan> find(const std::string& key) {
+  /// Returns the value of that key; null if there is none.
+  std::shared_ptr<Value> find(const std::string& key) {
     const auto i = places_.find(key);
     if (i == places_.end())
       return nullptr;
     entries_.splice(entries_.begin(), entries_, i->second);
-    return i->second->plan;
+    return i->second->value;
   }
 
-  /// Adds a plan whose key is not there, and drops those that were not used for longest.
-  void add(std::string key, std::shared_ptr<const Plan> plan) {
-    const auto bytes = size_of(key, *plan);
+  /// Adds a value whose key is not there, and drops those that were not used for longest.
+  void add(std::string key, std::shared_ptr<Value> value) {
+    const auto bytes = size_of(key, *value);
     bytes_ += bytes;
-    entries_.push_front({std::move(key), std::move(plan), bytes});
+    entries_.push_front({std::move(key), std::move(value), bytes});
     places_.emplace(entries_.front().key, entries_.begin());
     while (entries_.size() > 1 && (entries_.size() > most_entries_ || bytes_ > most_bytes_)) {
       bytes_ -= entries_.back().bytes;
@@ -51,15 +51,15 @@ public:
 private:
   struct entry {
     std::string key;
-    std::shared_ptr<const Plan> plan;
+    std::shared_ptr<Value> value;
     std::size_t bytes;
   };
   using place = typename std::list<entry>::iterator;
 
-  /// Returns about how much memory an entry takes: both keys, the nodes and the plan.
-  static std::size_t size_of(const std::string& key, const Plan& plan) noexcept {
+  /// Returns about how much memory an entry takes: both keys, the nodes and the value.
+  static std::size_t size_of(const std::string& key, const Value& value) noexcept {
     return 2 * key.size() + sizeof(entry) + sizeof(std::pair<std::string, place>) +
-           8 * sizeof(void*) + plan.size_bytes();
+           8 * sizeof(void*) + value.size_bytes();
   }
 
   const std::size_t most_entries_;

@@ -1,4 +1,4 @@
-#include "compute/blas/plan_cache.hpp"
+#include "compute/blas/lru_cache.hpp"
 
 #include <gtest/gtest.h>
 
@@ -18,8 +18,8 @@ struct plan {
 
 std::string key(int number) { return "key " + std::to_string(number); }
 
-TEST(PlanCache, KeepsWhatWasUsedLast) {
-  plan_cache<plan> cache{3, 1 << 20};
+TEST(LruCache, KeepsWhatWasUsedLast) {
+  lru_cache<plan> cache{3, 1 << 20};
   for (int i = 0; i < 3; ++i)
     cache.add(key(i), std::make_shared<plan>(plan{100, i}));
   ASSERT_TRUE(cache.find(key(0)));
@@ -33,9 +33,9 @@ TEST(PlanCache, KeepsWhatWasUsedLast) {
   }
 }
 
-TEST(PlanCache, KeepsWithinItsBoundsForTenThousandShapes) {
+TEST(LruCache, KeepsWithinItsBoundsForTenThousandShapes) {
   constexpr std::size_t most_bytes = 64'000;
-  plan_cache<plan> cache{1000, most_bytes};
+  lru_cache<plan> cache{1000, most_bytes};
   for (int i = 0; i < 10'000; ++i) {
     cache.add(key(i), std::make_shared<plan>(plan{static_cast<std::size_t>(i % 7) * 100, i}));
     ASSERT_LE(cache.size_bytes(), most_bytes);
@@ -50,8 +50,8 @@ TEST(PlanCache, KeepsWithinItsBoundsForTenThousandShapes) {
 }
 
 /// A plan that is dropped while it is in use stays until that ends.
-TEST(PlanCache, KeepsAtLeastTheLastPlan) {
-  plan_cache<plan> cache{10, 10};
+TEST(LruCache, KeepsAtLeastTheLastPlan) {
+  lru_cache<plan> cache{10, 10};
   cache.add(key(1), std::make_shared<plan>(plan{1000, 1}));
   const auto used = cache.find(key(1));
   ASSERT_TRUE(used);
