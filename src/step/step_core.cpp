@@ -108,9 +108,9 @@ caf::error step_core::rebind(const std::string& name, std::vector<any_gpu_ref> r
   return {};
 }
 
+/// Asks the backend: the streams of GPUs in other processes are not CUDA's in this one.
 std::string step_core::runs_as() const {
-  const bool is_virtual =
-      std::ranges::none_of(place_.devices, [](auto& x) { return x.runs_cuda(); });
+  const bool is_virtual = place_.world->owner()->backend().name() == "host";
   return std::string{"as its requests: "} +
          (is_virtual ? "the devices are virtual" : "no CUDA graphs are made of steps");
 }

@@ -2,11 +2,13 @@
 #include "step/step_fixture.hpp"
 #include "step/step_launches.hpp"
 #include "support/folder.hpp"
+#include "support/forwarding_backend.hpp"
 
 #include <atomic>
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <string_view>
 #include <thread>
 
 namespace troupe::testing {
@@ -155,10 +157,30 @@ TEST_F(Step, WithoutRequestsIsDoneAtOnce) {
   EXPECT_TRUE(has_code(step.run({.deadline = -1s}).result(), errc::deadline_exceeded));
 }
 
+constexpr const char* on_gpus = "as its requests: no CUDA graphs are made of steps";
+
 TEST_F(Step, SaysHowItRuns) {
   const auto step = must(w_.record({}, {}));
-  EXPECT_EQ(step.runs_as(), on_cuda() ? "as its requests: no CUDA graphs are made of steps"
-                                      : "as its requests: the devices are virtual");
+  EXPECT_EQ(step.runs_as(), on_cuda() ? on_gpus : "as its requests: the devices are virtual");
+}
+
+/// To the program, GPUs in workers are devices without streams of CUDA, of the backend "cuda".
+class named_cuda final : public forwarding_backend {
+public:
+  explicit named_cuda(std::shared_ptr<backend> inner) : forwarding_backend(std::move(inner)) {}
+  std::string_view name() const noexcept override { return "cuda"; }
+};
+
+class StepOnGpusInWorkers : public Step {
+protected:
+  StepOnGpusInWorkers()
+      : Step({.devices = 2, .wrap = [](std::shared_ptr<backend> inner) {
+                return std::make_shared<named_cuda>(std::move(inner));
+              }}) {}
+};
+
+TEST_F(StepOnGpusInWorkers, SaysHowItRuns) {
+  EXPECT_EQ(must(w_.record({}, {})).runs_as(), on_gpus);
 }
 
 /// Each run makes x = sum over all ranks r of 3 * x + r, with a device that is late at random.
