@@ -21,7 +21,6 @@ recording& map(recording& to, affine f, const buffer_name& x, const buffer_name&
 }
 
 TEST_F(Step, RunsItsRequestsInOrder) {
-  TROUPE_HOST_ONLY("the launch computes on the host");
   recording r;
   r.fill("x", element{2});
   r.on(1).fill("x", element{5}).copy({"z", 0, 3}, {"x", 3, 3});
@@ -185,7 +184,6 @@ TEST_F(StepOnGpusInWorkers, SaysHowItRuns) {
 
 /// Each run makes x = sum over all ranks r of 3 * x + r, with a device that is late at random.
 TEST_F(Step, IsReplayedAThousandTimes) {
-  TROUPE_HOST_ONLY("the launch computes on the host");
   constexpr std::size_t runs = 1000;
   recording r;
   for (int rank = 0; rank <= last(); ++rank)
@@ -214,7 +212,6 @@ TEST_F(Step, IsReplayedAThousandTimes) {
 
 /// Another thread writes to the buffer between the step's requests, and other threads run the step.
 TEST_F(Step, LetsNoRequestOfAnotherThreadInBetween) {
-  TROUPE_HOST_ONLY("the launch computes on the host");
   constexpr int runs = 300;
   recording r;
   map(r, {3, 1}, "x", "y");
