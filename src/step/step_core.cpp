@@ -115,12 +115,12 @@ std::string step_core::runs_as() const {
          (is_virtual ? "the devices are virtual" : "no CUDA graphs are made of steps");
 }
 
+void step_core::add_writes(std::vector<use>& to) const {
+  requests()->add_writes(to, place_.world->size());
+}
+
 step_core::answer step_core::run(const request_options& options) const {
-  shared_requests requests;
-  {
-    std::lock_guard lock{mutex_};
-    requests = requests_;
-  }
+  const auto requests = this->requests();
   auto result = std::make_shared<step_run>();
   auto started = start(*requests, *result, options);
   if (started) {
