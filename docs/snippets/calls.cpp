@@ -245,6 +245,10 @@ void as_messages(caf::actor_system& sys, const troupe::world& world) {
   for (auto& x : answers)
     std::move(x).receive([](const troupe::collective_done&) {},
                          [](const caf::error& why) { must(why); });
+  const auto step = world.record(troupe::recording{}.barrier(), {});
+  check(static_cast<bool>(step), "a step");
+  troupe::request(self, world, troupe::run_step{*step}, 2s)
+      .receive([](const troupe::step_done&) {}, [](const caf::error& why) { must(why); });
 }
 
 void run(caf::actor_system& sys) {

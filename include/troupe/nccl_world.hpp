@@ -152,9 +152,10 @@ template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& 
 }
 
 /// Spawns a world, which begins to build. It takes the requests of troupe/collective.hpp, `split`,
-/// `allocate_all`, `program_message`, `get_status`, `subscribe`, `record_flight` and `shutdown`. It
-/// keeps its devices open while it lives: until `shutdown` or an exit message, even without
-/// handles. ~actor_system waits for it: the caller ends it. (A `world` ends with its last copy.)
+/// `allocate_all`, `run_step`, `program_message`, `get_status`, `subscribe`, `record_flight` and
+/// `shutdown`. It keeps its devices open while it lives: until `shutdown` or an exit message, even
+/// without handles. ~actor_system waits for it: the caller ends it. (A `world` ends with its last
+/// copy.)
 /// @errors errc::invalid_argument: no device, a device that does not exist or is listed twice;
 ///         limits out of range, or that do not go together; a program's name or arguments that are
 ///         too long; the system's configuration is not a `troupe::config`. errc::not_supported: a

@@ -5,6 +5,7 @@
 #include <troupe/device.hpp>
 #include <troupe/nccl_world.hpp>
 #include <troupe/p2p_topology.hpp>
+#include <troupe/step.hpp>
 #include <troupe/topology.hpp>
 #include <troupe/world.hpp>
 #include <troupe/world_rank.hpp>
@@ -31,7 +32,7 @@ using world_request =
     std::variant<const all_reduce*, const reduce*, const broadcast*, const all_gather*,
                  const reduce_scatter*, const all_to_all*, const all_to_all_v*, const gather*,
                  const scatter*, const send_recv*, const barrier*, const group*, const rank_local*,
-                 const exchange*, const allocate_all*>;
+                 const exchange*, const allocate_all*, const run_step*>;
 /// A request to a topology.
 using topology_request = std::variant<const verify_links*, const measure_links*, const copy*,
                                       const copy_batch*, const replicate*, const distribute*>;

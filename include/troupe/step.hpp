@@ -19,7 +19,8 @@ namespace troupe {
 
 namespace detail {
 class step_core;
-}
+struct step_access;
+} // namespace detail
 
 /// The result of a run of a step.
 struct step_done {
@@ -27,6 +28,12 @@ struct step_done {
   /// The present ranks, if some were absent (`request_options::allow_shrunk`); empty: all.
   std::vector<std::int32_t> ranks = {};
 };
+
+template <class Inspector> detail::inspect_result<Inspector> inspect(Inspector& f, step_done& x) {
+  using detail::field;
+  return detail::fields(f, x, "troupe::step_done", field("operation", x.operation),
+                        field("ranks", x.ranks));
+}
 
 /// Requests of a world (`world::record`) that run as one: one place in the order of all requests,
 /// one deadline, one answer. The requests are kept, so a step still runs after a loss, a reset of
@@ -64,12 +71,20 @@ public:
 
 private:
   friend class world;
+  friend struct detail::step_access;
   step(world of, std::shared_ptr<detail::step_core> core)
       : world_(std::move(of)), core_(std::move(core)) {}
   caf::error rebind_any(const std::string& name, std::vector<any_gpu_ref> refs) const;
 
   world world_;
   std::shared_ptr<detail::step_core> core_;
+};
+
+/// To a world: runs a step (`step::run`); within the process only. Reply: `step_done`.
+/// @errors as `world::run`
+struct run_step {
+  step what = {};
+  request_options options = {};
 };
 
 } // namespace troupe

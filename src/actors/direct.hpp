@@ -109,6 +109,8 @@ inline auto perform(const std::shared_ptr<world_core>& core, const exchange& x) 
 inline auto perform(const std::shared_ptr<world_core>& core, const allocate_all& x) {
   return core->allocate(x.type, x.count, x.what, x.options);
 }
+std::shared_ptr<operation_of<step_done>> perform(const std::shared_ptr<world_core>& core,
+                                                 const run_step& x);
 
 inline auto perform(const std::shared_ptr<topology_core>& core, const verify_links& x) {
   return core->verify(x.devices, x.options);
@@ -133,12 +135,14 @@ inline auto perform(const std::shared_ptr<topology_core>& core, const distribute
 struct empty_world {};
 
 template <class Request> auto perform(empty_world, const Request&) {
-  using reply =
-      std::conditional_t<std::is_same_v<Request, allocate_all>, world_buffers, collective_done>;
+  using other = std::conditional_t<std::is_same_v<Request, run_step>, step_done, collective_done>;
+  using reply = std::conditional_t<std::is_same_v<Request, allocate_all>, world_buffers, other>;
   return refused_operation<reply>("a request", why_empty_world());
 }
 
 // -- memory that requests write
+
+void add_writes_of_step(std::vector<use>& to, const run_step& x);
 
 /// Adds the memory that a request would write in a world of `n` ranks. Most requests write none.
 template <class Request> void add_writes_of(std::vector<use>& to, const Request& x, std::size_t n) {
@@ -150,6 +154,8 @@ template <class Request> void add_writes_of(std::vector<use>& to, const Request&
     add_writes(to, x, n);
   else if constexpr (std::is_same_v<Request, exchange>)
     add_writes(to, x);
+  else if constexpr (std::is_same_v<Request, run_step>)
+    add_writes_of_step(to, x);
   else if constexpr (std::is_same_v<Request, copy_batch>)
     for (auto& one : x.copies)
       add_write(to, one.target);

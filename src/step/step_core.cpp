@@ -108,19 +108,19 @@ caf::error step_core::rebind(const std::string& name, std::vector<any_gpu_ref> r
   return {};
 }
 
+/// Asks the backend: the streams of GPUs in other processes are not CUDA's in this one.
 std::string step_core::runs_as() const {
-  const bool is_virtual =
-      std::ranges::none_of(place_.devices, [](auto& x) { return x.runs_cuda(); });
+  const bool is_virtual = place_.world->owner()->backend().name() == "host";
   return std::string{"as its requests: "} +
          (is_virtual ? "the devices are virtual" : "no CUDA graphs are made of steps");
 }
 
+void step_core::add_writes(std::vector<use>& to) const {
+  requests()->add_writes(to, place_.world->size());
+}
+
 step_core::answer step_core::run(const request_options& options) const {
-  shared_requests requests;
-  {
-    std::lock_guard lock{mutex_};
-    requests = requests_;
-  }
+  const auto requests = this->requests();
   auto result = std::make_shared<step_run>();
   auto started = start(*requests, *result, options);
   if (started) {

@@ -29,6 +29,8 @@ public:
   /// @errors as `step::rebind`
   caf::error rebind(const std::string& name, std::vector<any_gpu_ref> refs);
 
+  /// Adds what a run would write.
+  void add_writes(std::vector<use>& to) const;
   std::size_t size() const noexcept { return recorded_.size(); }
   std::string runs_as() const;
   bool is_of(const world_core& x) const noexcept { return place_.world.get() == &x; }
@@ -39,6 +41,10 @@ private:
   step_core(step_place where, std::vector<recorded_request> recorded, step_buffers buffers)
       : place_(std::move(where)), recorded_(std::move(recorded)), buffers_(std::move(buffers)) {}
 
+  shared_requests requests() const {
+    std::lock_guard lock{mutex_};
+    return requests_;
+  }
   /// Returns the checked requests over `buffers`.
   caf::expected<shared_requests> bind(const step_buffers& buffers) const;
   static caf::error check_number(const char* verb, const std::string& name, std::size_t number,

@@ -191,14 +191,13 @@ private:
   }
 
   caf::error make(const collective& x, const step_request&) {
-    return add(where_.world->prepare(collective_view{x}, options_));
+    return add(where_.world->prepare(collective_view{x}, options_, absent_));
   }
 
   caf::error make(const group& x, const step_request&) {
     auto what = x;
     what.options = options_;
-    rank_set without;
-    return add(where_.world->prepare(what, without));
+    return add(where_.world->prepare(what, absent_));
   }
 
   template <class Request> caf::error on_devices(const step_request& of, Request request) {

@@ -147,11 +147,13 @@ public:
   ///         checked
   caf::expected<rank_set> to_leave_out(const char* verb, const request_options& options) const;
   using prepared = caf::expected<std::shared_ptr<collective_operation>>;
-  /// Returns an operation for `what`, which the caller starts or drops.
-  /// @errors why the request is refused
-  prepared prepare(const collective_view& what, const request_options& options);
-  /// The same for a group; null if it has no calls. `without`: the ranks that it leaves out.
-  prepared prepare(const group& what, rank_set& without);
+  /// Returns an operation for `what`, which the caller starts or drops. It leaves out the ranks of
+  /// `without` (`to_leave_out`). This process makes the requests of all ranks (`check_whole`).
+  /// @errors why the request is refused. When it is admitted, errc::membership_changed: other ranks
+  ///         than `without` are absent by then
+  prepared prepare(const collective_view& what, const request_options& options, rank_set without);
+  /// The same for a group; null if it has no calls.
+  prepared prepare(const group& what, rank_set without);
 
   /// Returns why this process has no device of `rank`, which is out of range or in another process.
   caf::error why_no_device_of(std::size_t rank) const;
@@ -180,6 +182,13 @@ public:
   std::shared_ptr<collective_world> self() override { return shared_from_this(); }
 
 private:
+  /// Checks a request of all ranks, and returns the ranks that it leaves out.
+  /// @errors those of `check_whole` and `to_leave_out`
+  caf::expected<rank_set> check_and_leave_out(const char* verb,
+                                              const request_options& options) const;
+  /// As the public function, without the ranks that are absent now.
+  prepared prepare(const collective_view& what, const request_options& options);
+  prepared prepare(const group& what);
   answer do_nothing(const char* verb, const request_options& options, rank_set without);
   answer start_alone(const char* verb, rank_call call, const request_options& options,
                      std::shared_ptr<world_core> self);

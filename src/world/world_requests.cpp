@@ -228,22 +228,24 @@ collective owned(const collective_view& x) {
 
 } // namespace
 
-world_core::prepared world_core::prepare(const collective_view& what,
-                                         const request_options& options) {
-  const auto* verb = verb_of(what);
+caf::expected<rank_set> world_core::check_and_leave_out(const char* verb,
+                                                        const request_options& options) const {
   if (auto error = check_whole(verb); error)
     return error;
-  auto without = to_leave_out(verb, options);
-  if (!without)
-    return std::move(without.error());
-  if (what.kind == collective_kind::send || !without->empty()) {
+  return to_leave_out(verb, options);
+}
+
+world_core::prepared world_core::prepare(const collective_view& what,
+                                         const request_options& options, rank_set without) {
+  const auto* verb = verb_of(what);
+  if (what.kind == collective_kind::send || !without.empty()) {
     std::vector<rank_call> calls;
-    auto error = add_rank_calls(calls, verb, what, lanes_, *without);
+    auto error = add_rank_calls(calls, verb, what, lanes_, without);
     if (!error && what.kind == collective_kind::send)
       error = order_by_rank(verb, calls, lanes_); // also for a message from a rank to itself
     if (error)
       return error;
-    return operation_of_calls(verb, std::move(calls), options.membership, *without);
+    return operation_of_calls(verb, std::move(calls), options.membership, without);
   }
   auto ready = new_operation();
   auto calls = ready->room_for_calls();
@@ -251,6 +253,12 @@ world_core::prepared world_core::prepare(const collective_view& what,
     return error;
   ready->begin(verb, shared_from_this(), std::move(calls), options.membership);
   return ready;
+}
+
+world_core::prepared world_core::prepare(const collective_view& what,
+                                         const request_options& options) {
+  auto without = check_and_leave_out(verb_of(what), options);
+  return without ? prepare(what, options, *without) : std::move(without.error());
 }
 
 world_core::answer world_core::run(const collective_view& what, const request_options& options) {
@@ -267,18 +275,12 @@ world_core::answer world_core::run(const collective_view& what, const request_op
                        });
 }
 
-world_core::prepared world_core::prepare(const group& what, rank_set& without) {
+world_core::prepared world_core::prepare(const group& what, rank_set without) {
   constexpr auto verb = "group";
-  if (auto error = check_whole(verb); error)
-    return error;
   if (what.calls.size() > group_limit)
     return refusal(verb, errc::invalid_argument,
                    "a group of " + std::to_string(what.calls.size()) + " calls: the limit is " +
                        std::to_string(group_limit));
-  auto left_out = to_leave_out(verb, what.options);
-  if (!left_out)
-    return std::move(left_out.error());
-  without = *left_out;
   if (what.calls.empty())
     return std::shared_ptr<collective_operation>{};
   std::vector<rank_call> calls;
@@ -291,22 +293,30 @@ world_core::prepared world_core::prepare(const group& what, rank_set& without) {
   return operation_of_calls(verb, std::move(calls), what.options.membership, without);
 }
 
+world_core::prepared world_core::prepare(const group& what) {
+  auto without = check_and_leave_out("group", what.options);
+  return without ? prepare(what, *without) : std::move(without.error());
+}
+
 world_core::answer world_core::run(const group& what) {
   constexpr auto verb = "group";
-  rank_set without;
-  auto ready = prepare(what, without);
-  if (!ready)
+  const auto refuse = [&](caf::error why) {
     return refused_and_skipped<collective_done>(
-        verb, std::move(ready.error()), what.options.retry_of,
+        verb, std::move(why), what.options.retry_of,
         [&](std::vector<use>& to) { add_writes(to, what, size()); });
+  };
+  const auto without = check_and_leave_out(verb, what.options);
+  if (!without)
+    return refuse(without.error());
+  auto ready = prepare(what, *without);
+  if (!ready)
+    return refuse(std::move(ready.error()));
   if (!*ready)
-    return do_nothing(verb, what.options, without);
+    return do_nothing(verb, what.options, *without);
   if (what.options.max_retries == 0)
     return start(std::move(*ready), what.options);
-  return start_retried(std::move(*ready), what.options, [self = shared_from_this(), what] {
-    rank_set now;
-    return self->prepare(what, now);
-  });
+  return start_retried(std::move(*ready), what.options,
+                       [self = shared_from_this(), what] { return self->prepare(what); });
 }
 
 // -- of one rank

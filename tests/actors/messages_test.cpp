@@ -258,6 +258,7 @@ protected:
   accept sample(type<accept>) const { return {part_, options_}; }
   room_policy sample(type<room_policy>) const { return room_policy::refuse; }
   program_ended sample(type<program_ended>) const { return {1, make_error(some_failure())}; }
+  step_done sample(type<step_done>) const { return {5, {0, 2}}; }
   get_stats sample(type<get_stats>) const { return {}; }
   topology_stats sample(type<topology_stats>) const { return {1, 2, 3, 4, 5, 6, 7}; }
 

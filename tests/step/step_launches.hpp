@@ -1,4 +1,4 @@
-/// Registered launches for tests of steps, which compute on the host.
+/// Registered launches for tests of steps: kernels on GPUs, functions on virtual devices.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct affine {
   std::uint32_t operator()(std::uint32_t x) const { return factor * x + term; }
 };
 
-/// Reads x and writes y, both `std::uint32_t`. On the host backend only.
+/// Reads x and writes y, both `std::uint32_t`.
 inline constexpr const char* affine_launch = "StepLaunches.affine";
 /// Delays its stream for a random time up to its argument, a number of microseconds.
 inline constexpr const char* delay_launch = "StepLaunches.delay";

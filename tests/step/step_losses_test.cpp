@@ -1,5 +1,6 @@
 /// Steps of a world that loses a device.
 #include "support/worker_losses.hpp"
+#include <troupe/launch.hpp>
 #include <troupe/step.hpp>
 
 #include <gtest/gtest.h>
@@ -7,6 +8,7 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +22,22 @@ using element = std::uint32_t;
 using row = std::vector<element>;
 
 constexpr std::size_t count = 100;
+
+/// A launch without work. Its check calls `on_check`, while the operations of a run are made.
+constexpr const char* checked_launch = "StepLosses.checked";
+std::function<void()> on_check;
+
+/// Workers run the same program, so the launch is registered there too.
+[[maybe_unused]] const bool registered = [] {
+  must(register_launch(checked_launch, {.enqueue = [](auto&&...) { return caf::error{}; },
+                                        .check =
+                                            [](auto&&...) {
+                                              if (on_check)
+                                                on_check();
+                                              return caf::error{};
+                                            }}));
+  return true;
+}();
 
 class StepLosses : public ::testing::Test {
 protected:
@@ -41,6 +59,41 @@ protected:
   world_status until_prepared() {
     return feed_->until(
         [](const world_status& x) { return x.phase == world_phase::ready && x.standby_ready; });
+  }
+
+  void until_members(std::size_t number) {
+    feed_->until([=](const world_status& x) {
+      return x.phase == world_phase::ready && x.members.size() == number;
+    });
+  }
+
+  /// Runs y = the sum of all ranks' x in a world without rank 1, which returns before the operation
+  /// of `sum` is made. The former y of rank 1 must not be in a sum.
+  void returns_during_a_run(void (*sum)(recording&)) {
+    start(3, standby_policy::communicators, loss_policy::shrink);
+    const auto& w = *world_;
+    auto x = must(w.allocate<element>(count)), y = must(w.allocate<element>(count));
+    recording r;
+    for (int rank = 0; rank < 3; ++rank)
+      r.on(rank).fill("x", static_cast<element>(rank + 1));
+    r.copy("y", "x").on(0).launch(checked_launch, {}, {}, {});
+    sum(r);
+    const auto step = must(w.record(r, {{"x", x}, {"y", y}}));
+    until_prepared();
+    EXPECT_TRUE(is_ok(answer_of(step.run())));
+    doors_->devices.close();
+    EXPECT_EQ(code_of(kill_worker(w.device_of(1))), errc::worker_lost);
+    until_members(2);
+    on_check = [this] {
+      doors_->devices.open();
+      until_members(3);
+    };
+    const auto why = error_of(answer_of(step.run({.allow_shrunk = true})));
+    on_check = {};
+    EXPECT_TRUE(has_code(why, errc::membership_changed));
+    EXPECT_TRUE(is_ok(answer_of(step.run())));
+    for (auto& got : must(w.download(y)))
+      EXPECT_EQ(got, row(count, 6));
   }
 
   std::shared_ptr<doors> doors_ = std::make_shared<doors>();
@@ -125,6 +178,16 @@ TEST_F(StepLosses, RunsOnTheSurvivorsIfItMay) {
   EXPECT_TRUE(is_ok(answer_of(step.run())));
   for (auto& all : must(w.download(y)))
     EXPECT_EQ(all, row(count, 6));
+}
+
+TEST_F(StepLosses, FailsIfARankReturnsBeforeItsCollectiveIsMade) {
+  TROUPE_NEEDS_DEVICES(3);
+  returns_during_a_run([](recording& r) { r.all_reduce("y"); });
+}
+
+TEST_F(StepLosses, FailsIfARankReturnsBeforeItsGroupIsMade) {
+  TROUPE_NEEDS_DEVICES(3);
+  returns_during_a_run([](recording& r) { r.group(recording{}.all_reduce("y")); });
 }
 
 } // namespace

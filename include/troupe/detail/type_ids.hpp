@@ -84,6 +84,8 @@ enum class room_policy : unsigned char;
 struct accept;
 struct launch_callable;
 class actor_task;
+struct step_done;
+struct run_step;
 
 namespace detail {
 struct get_device_actor;
@@ -178,12 +180,14 @@ CAF_ADD_TYPE_ID(troupe, (troupe::claim))
 CAF_ADD_TYPE_ID(troupe, (troupe::room_policy))
 CAF_ADD_TYPE_ID(troupe, (troupe::accept))
 CAF_ADD_TYPE_ID(troupe, (troupe::hand_over))
+CAF_ADD_TYPE_ID(troupe, (troupe::step_done))
 CAF_END_TYPE_ID_BLOCK(troupe)
 
 // Messages for use within one process only. They have no serialized form, and the configuration
 // does not register them for CAF's network.
 CAF_BEGIN_TYPE_ID_BLOCK(troupe_local, caf::id_block::troupe::end)
 CAF_ADD_TYPE_ID(troupe_local, (troupe::launch_callable))
+CAF_ADD_TYPE_ID(troupe_local, (troupe::run_step))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::get_device_actor))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::communicator_built))
 CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::standbys_built))
@@ -199,6 +203,7 @@ CAF_ADD_TYPE_ID(troupe_local, (troupe::detail::until_built))
 CAF_END_TYPE_ID_BLOCK(troupe_local)
 
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::launch_callable)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::run_step)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::get_device_actor)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::communicator_built)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::detail::standbys_built)
