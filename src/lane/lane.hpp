@@ -272,7 +272,7 @@ private:
   // The device (lane_device.cpp).
   bool come_up();
   caf::error open_device();
-  caf::error make_libraries();
+  caf::error open_memory();
   void go_down() noexcept;
   bool serve_control();
   bool has_lost_work() const noexcept;

@@ -19,12 +19,12 @@ namespace troupe::detail {
 /// @thread the one that issues the work of the device
 class library_states {
 public:
-  /// Makes what the libraries keep. The device's memory is open. What they enqueue in `stream` is
-  /// over when this returns.
-  /// @errors those of the libraries
-  caf::error make(backend_device& on, int ordinal, stream_view stream);
-  /// Drops all of it. No work is in flight, and `backend_device::close_memory` follows.
-  void drop() noexcept;
+  /// Opens the device's memory and makes what the libraries keep. What they enqueue in `stream` is
+  /// over when this returns. If it fails, the memory is closed and nothing is kept.
+  /// @errors those of the device and of the libraries
+  caf::error open_memory(backend_device& on, int ordinal, stream_view stream);
+  /// Drops what the libraries keep and closes the device's memory. No work is in flight.
+  caf::error close_memory(backend_device& on) noexcept;
   /// Forgets all of it without a call to a driver.
   void abandon() noexcept;
 
@@ -37,6 +37,8 @@ private:
     void* address = nullptr;
     std::size_t size_bytes = 0;
   };
+
+  caf::error make(backend_device& on, int ordinal, stream_view stream);
 
   std::vector<std::pair<std::string, std::unique_ptr<library_state>>> states_;
   std::unordered_map<void*, area> workspaces_; ///< by stream

@@ -24,14 +24,24 @@ constexpr const char* prepared_for_any = "troupe.testing.library.prepared_for_an
 constexpr const char* room = "troupe.testing.library.room";
 constexpr const char* judged = "troupe.testing.library.judged";
 constexpr const char* beside = "troupe.testing.library.beside";
+constexpr const char* counted = "troupe.testing.library.counted";
+
+/// A device for which a library fails at every other attempt.
+constexpr int unlucky_device = 9;
 
 using launch_list = std::span<const launch_memory>;
 using argument_bytes = std::span<const std::byte>;
 
 /// What the library keeps for a device.
 struct test_state final : library_state {
+  test_state() { ++count; }
+  ~test_state() override { --count; }
+  test_state(const test_state&) = delete;
+  test_state& operator=(const test_state&) = delete;
+
   void trim() noexcept override { ++trims; }
 
+  static inline std::atomic<std::int64_t> count{0}; ///< of those that exist in this process
   std::int64_t life = 0; ///< counts the states of the device in this process
   std::int64_t trims = 0;
   std::map<std::size_t, std::int64_t> preparations; ///< by number of elements
@@ -42,6 +52,14 @@ caf::expected<std::unique_ptr<library_state>> make_state(launch_context& context
   auto result = std::make_unique<test_state>();
   result->life = ++lives.at(static_cast<std::size_t>(context.device()));
   return result;
+}
+
+/// Is called behind `make_state`.
+caf::expected<std::unique_ptr<library_state>> make_at_second_attempt(launch_context& context) {
+  static std::atomic<int> attempts{0};
+  if (context.device() == unlucky_device && ++attempts % 2 == 1)
+    return make_error(errc::not_supported, "on purpose");
+  return std::unique_ptr<library_state>{};
 }
 
 test_state& state_of(const launch_context& context) {
@@ -108,6 +126,13 @@ caf::error enqueue_room(launch_context& context, launch_list, launch_list writes
   });
 }
 
+/// Writes how many states exist in the device's process.
+caf::error enqueue_counted(launch_context& context, launch_list, launch_list writes,
+                           argument_bytes) {
+  return context.run_on_host(
+      [to = writes[0], n = test_state::count.load()] { numbers(to)[0] = n; });
+}
+
 /// Gives the argument as its verdict.
 caf::error enqueue_judged(launch_context& context, launch_list, launch_list writes,
                           argument_bytes arguments) {
@@ -145,6 +170,8 @@ caf::error judge(std::int32_t verdict) {
 
 [[maybe_unused]] const bool registered = [] {
   must(register_library(library_name, make_state));
+  must(register_library("troupe.testing.library.unlucky", make_at_second_attempt));
+  must(register_launch(counted, {.enqueue = enqueue_counted}));
   must(register_launch(add, {.verb = "add", .enqueue = enqueue_add, .check = check_add}));
   must(register_launch(refused, {.verb = "refused", .enqueue = never, .prepare = [](auto&&...) {
                                    return make_error(errc::not_supported, "not such numbers");
@@ -344,6 +371,15 @@ TEST_F(LibraryLaunch, OverlapsAfterAReset) {
   for (int i = 0; i < 20; ++i)
     start(add, std::int64_t{1}, x, {.overlap = true});
   EXPECT_TRUE(holds(device_, x, std::vector<std::int64_t>{21}));
+}
+
+TEST(Libraries, AreMadeAgainAfterOneHasFailed) {
+  TROUPE_HOST_ONLY("the launch is a function of the host");
+  test_system system{{.devices = unlucky_device + 1, .lanes = {.open_backoff = 1ms}}};
+  const auto device = system.open(unlucky_device);
+  const auto x = must(device.allocate<std::int64_t>(1));
+  ASSERT_TRUE(is_ok(answer_of(device.launch(counted, {}, {}, {x}))));
+  EXPECT_TRUE(holds(device, x, std::vector<std::int64_t>{1}));
 }
 
 TEST(Libraries, AreRefused) {

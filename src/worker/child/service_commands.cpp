@@ -152,8 +152,7 @@ caf::error worker_service::serve(command what, wire_reader& body, wire_writer& r
   case command::open_memory:
     return std::exchange(memory_ready_, false) ? caf::error{} : open_memory();
   case command::close_memory:
-    libraries_.drop();
-    return device_->close_memory();
+    return libraries_.close_memory(*device_);
   case command::allocate: {
     const auto x = body.get<allocate_args>();
     return on(x.stream, [&](stream_view s) {
@@ -267,15 +266,16 @@ caf::error worker_service::bind() {
   return {};
 }
 
-/// Also makes what libraries keep for the device.
+/// Also makes what libraries keep for the device. If it fails, the parent may try again.
 caf::error worker_service::open_memory() {
-  if (auto error = device_->open_memory())
-    return error;
   auto stream = device_->create_stream();
   if (!stream)
     return stream.error();
-  auto error = libraries_.make(*device_, options_.device, *stream);
+  auto error = libraries_.open_memory(*device_, options_.device, *stream);
+  const bool is_open = !error;
   keep_first(error, device_->destroy_stream(*stream));
+  if (error && is_open)
+    keep_first(error, libraries_.close_memory(*device_));
   return error;
 }
 
