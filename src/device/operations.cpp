@@ -250,8 +250,7 @@ registered_call registered_launch_operation::as_call() const noexcept {
   return {name_, reads_, writes_, arguments_, verdict_.get()};
 }
 
-/// Calls a function of the library on the lane of `p`.
-caf::error registered_launch_operation::call(const library_function& f, part& p, lane& on) {
+caf::error registered_launch_operation::enqueue(part& p, lane& on) {
   if (!host_functions_)
     host_functions_ = std::make_shared<launch_operation::host_functions>();
   host_functions_->of = weak_from_this();
@@ -259,14 +258,17 @@ caf::error registered_launch_operation::call(const library_function& f, part& p,
   host_functions_->generation = on.state().generation();
   lane_context context{on, p, *host_functions_, verdict_.get()};
   return call_library_on(on.device(), verb(), number(),
-                         [&] { return f(context, reads_, writes_, arguments_); });
+                         [&] { return library_->enqueue(context, reads_, writes_, arguments_); });
 }
 
 caf::error registered_launch_operation::prepare(part& p, lane& on) {
   if (!library_ || !library_->prepare)
     return {};
-  if (!on.is_remote())
-    return call(library_->prepare, p, on);
+  if (!on.is_remote()) {
+    making_context context{on.device(), on.state().ordinal(), on.stream(p), on.libraries()};
+    return call_library_on(on.device(), verb(), number(),
+                           [&] { return library_->prepare(context, reads_, writes_, arguments_); });
+  }
   auto what = as_call();
   auto arguments = arguments_;
   what.arguments = arguments;
@@ -287,7 +289,7 @@ caf::expected<issue_outcome> registered_launch_operation::issue(part& p, lane& o
     verdict_ = std::move(*word);
   }
   return enqueued_unless(on.is_remote() ? on.device().launch_registered(as_call(), on.stream(p))
-                                        : call(library_->enqueue, p, on));
+                                        : enqueue(p, on));
 }
 
 void registered_launch_operation::on_part_done(part& p) noexcept {

@@ -136,15 +136,16 @@ protected:
   void on_settled() noexcept override;
 
 private:
-  caf::error call(const library_function& f, part& p, lane& on);
   registered_call as_call() const noexcept;
+  /// Enqueues the work on a device of this process.
+  caf::error enqueue(part& p, lane& on);
 
   const std::shared_ptr<const library_launch> library_;
   const std::string name_;
   const std::vector<std::byte> arguments_;
   const std::vector<launch_memory> reads_;
   const std::vector<launch_memory> writes_;
-  std::shared_ptr<std::int32_t> verdict_;
+  std::shared_ptr<std::int32_t> verdict_; ///< its word; null: there is none
   std::shared_ptr<launch_operation::host_functions> host_functions_; ///< null: there is none
 };
 

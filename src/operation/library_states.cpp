@@ -14,15 +14,6 @@ namespace {
 /// Workspaces grow in steps of this size.
 constexpr std::size_t workspace_step = std::size_t{1} << 20;
 
-/// The context in which a library makes what it keeps.
-class making_context final : public device_context {
-public:
-  using device_context::device_context;
-  caf::error run_on_host(std::function<void()>) override {
-    return make_error(errc::not_supported, "a library runs nothing on the host before a launch");
-  }
-};
-
 /// Waits until the work in `stream` is over.
 caf::error await(backend_device& on, stream_view stream) {
   auto event = on.create_event();
@@ -36,6 +27,10 @@ caf::error await(backend_device& on, stream_view stream) {
 }
 
 } // namespace
+
+caf::error making_context::run_on_host(std::function<void()>) {
+  return make_error(errc::not_supported, "a library runs nothing on the host before a launch");
+}
 
 caf::error library_states::open_memory(backend_device& on, int ordinal, stream_view stream) {
   if (auto error = on.open_memory())
@@ -53,7 +48,7 @@ caf::error library_states::open_memory(backend_device& on, int ordinal, stream_v
 }
 
 caf::error library_states::make(backend_device& on, int ordinal, stream_view stream) {
-  making_context context{on, ordinal, stream, *this, nullptr};
+  making_context context{on, ordinal, stream, *this};
   for (auto& [name, maker] : registered_libraries()) {
     std::unique_ptr<library_state> made;
     auto error = call_library_on(on, name, 0, [&, &make = maker]() -> caf::error {

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -74,6 +75,16 @@ private:
   const stream_view stream_;
   library_states& libraries_;
   std::int32_t* const verdict_;
+};
+
+/// The context in which a library makes what it keeps or prepares a launch.
+class making_context final : public device_context {
+public:
+  making_context(backend_device& on, int ordinal, stream_view stream, library_states& libraries)
+      : device_context(on, ordinal, stream, libraries, nullptr) {}
+
+  /// @errors errc::not_supported: no operation would wait until the function has run
+  caf::error run_on_host(std::function<void()>) override;
 };
 
 } // namespace troupe::detail

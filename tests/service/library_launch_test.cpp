@@ -25,6 +25,7 @@ constexpr const char* room = "troupe.testing.library.room";
 constexpr const char* judged = "troupe.testing.library.judged";
 constexpr const char* beside = "troupe.testing.library.beside";
 constexpr const char* counted = "troupe.testing.library.counted";
+constexpr const char* hasty = "troupe.testing.library.hasty";
 
 /// A device for which a library fails at every other attempt.
 constexpr int unlucky_device = 9;
@@ -168,14 +169,21 @@ caf::error judge(std::int32_t verdict) {
   return make_error(errc::invalid_argument, "the verdict is " + std::to_string(verdict));
 }
 
+caf::error refuse(launch_context&, launch_list, launch_list, argument_bytes) {
+  return make_error(errc::not_supported, "not such numbers");
+}
+
+caf::error prepare_on_host(launch_context& context, launch_list, launch_list, argument_bytes) {
+  return context.run_on_host([] {});
+}
+
 [[maybe_unused]] const bool registered = [] {
   must(register_library(library_name, make_state));
   must(register_library("troupe.testing.library.unlucky", make_at_second_attempt));
   must(register_launch(counted, {.enqueue = enqueue_counted}));
   must(register_launch(add, {.verb = "add", .enqueue = enqueue_add, .check = check_add}));
-  must(register_launch(refused, {.verb = "refused", .enqueue = never, .prepare = [](auto&&...) {
-                                   return make_error(errc::not_supported, "not such numbers");
-                                 }}));
+  must(register_launch(refused, {.verb = "refused", .enqueue = never, .prepare = refuse}));
+  must(register_launch(hasty, {.enqueue = never, .prepare = prepare_on_host}));
   must(register_launch(prepared, {.enqueue = enqueue_prepared, .prepare = prepare}));
   must(register_launch(prepared_for_any, {.enqueue = enqueue_prepared,
                                           .prepare = prepare,
@@ -257,6 +265,15 @@ TEST_F(LibraryLaunch, ThatCannotBePreparedDoesNotRun) {
   EXPECT_TRUE(has_code(device_.download(x), errc::skipped));
   accept_bytes(device_, x);
   EXPECT_TRUE(holds(device_, x, std::vector<std::int64_t>{1, 2, 3}));
+}
+
+TEST_F(LibraryLaunch, RunsNothingOnTheHostBeforeItRuns) {
+  const auto x = memory_of({1});
+  const auto why = error_of(answer_of(start(hasty, std::int64_t{1}, x)));
+  EXPECT_TRUE(has_code(why, errc::not_supported)) << describe(why);
+  EXPECT_NE(describe(why).find("runs nothing on the host"), std::string::npos) << describe(why);
+  accept_bytes(device_, x);
+  EXPECT_TRUE(holds(device_, x, std::vector<std::int64_t>{1}));
 }
 
 TEST_F(LibraryLaunch, IsPreparedOnceForItsShapeInAWorker) {

@@ -379,14 +379,18 @@ caf::error worker_service::launch(command what, wire_reader& body) {
 
 caf::error worker_service::launch(command what, const launch_request& x, stream_view stream,
                                   std::int32_t* verdict) {
+  const bool runs = what == command::launch;
   service_context context{*device_,   options_.device, stream,
                           libraries_, verdict,         options_.on_fault};
-  if (const auto library = find_library_launch(x.name))
+  if (const auto library = find_library_launch(x.name)) {
+    making_context before{*device_, options_.device, stream, libraries_};
     return call_library_on(*device_, x.name, 0, [&] {
-      const auto& f = what == command::launch ? library->enqueue : library->prepare;
-      return f ? f(context, x.reads, x.writes, x.arguments) : caf::error{};
+      const auto& f = runs ? library->enqueue : library->prepare;
+      auto& in = runs ? static_cast<launch_context&>(context) : before;
+      return f ? f(in, x.reads, x.writes, x.arguments) : caf::error{};
     });
-  if (const auto function = find_launch(x.name); function && what == command::launch)
+  }
+  if (const auto function = find_launch(x.name); function && runs)
     return launch(function, context, x);
   return make_error(errc::invalid_argument,
                     "no launch is registered in the worker as \"" + x.name + "\"");
