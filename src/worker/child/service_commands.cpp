@@ -359,15 +359,17 @@ caf::error worker_service::record(event_view event, const service_stream& stream
 
 caf::error worker_service::launch(command what, wire_reader& body) {
   const auto x = body.get<launch_request>();
-  if (!body.ok())
+  const bool runs = what == command::launch;
+  if (!body.ok() || x.verdict.size() > (runs ? 1 : 0))
     return malformed();
   std::int32_t* verdict = nullptr;
-  for (auto& place : x.verdict)
-    if (auto* word = host_address(place, sizeof *verdict); word != nullptr)
-      verdict = reinterpret_cast<std::int32_t*>(word);
-    else
+  for (auto& place : x.verdict) {
+    auto* word = host_address(place, sizeof *verdict);
+    if (word == nullptr || place.offset % sizeof *verdict != 0)
       return no_such("host memory");
-  if (what == command::prepare_launch && x.stream == 0) {
+    verdict = reinterpret_cast<std::int32_t*>(word);
+  }
+  if (!runs && x.stream == 0) {
     auto stream = take(ready_streams_, [this] { return device_->create_stream(); });
     if (!stream)
       return stream.error();
@@ -383,6 +385,9 @@ caf::error worker_service::launch(command what, const launch_request& x, stream_
   service_context context{*device_,   options_.device, stream,
                           libraries_, verdict,         options_.on_fault};
   if (const auto library = find_library_launch(x.name)) {
+    if (runs && (verdict != nullptr) != (library->judge != nullptr))
+      return make_error(errc::invalid_argument,
+                        "\"" + x.name + "\" has a verdict in one of the processes only");
     making_context before{*device_, options_.device, stream, libraries_};
     return call_library_on(*device_, x.name, 0, [&] {
       const auto& f = runs ? library->enqueue : library->prepare;
