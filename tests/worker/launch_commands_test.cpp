@@ -2,14 +2,16 @@
 // this process.
 
 #include "support/expect.hpp"
+#include "support/forwarding_backend.hpp"
 #include "worker/child/worker_service.hpp"
-#include "worker/parent/shared_segments.hpp"
+#include "worker/parent/remote_device.hpp"
 #include "worker/parent/worker_link.hpp"
 #include <troupe/launch.hpp>
 
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -29,6 +31,7 @@ using detail::command;
 using detail::launch_request;
 using detail::shared_place;
 using detail::worker_link;
+using namespace std::chrono_literals;
 
 constexpr const char* judged = "troupe.testing.commands.judged";
 constexpr const char* plain = "troupe.testing.commands.plain";
@@ -71,6 +74,35 @@ public:
 
 private:
   detail::worker_service* const service_;
+};
+
+/// A worker that takes no command.
+std::shared_ptr<worker_link> hanging_worker(std::chrono::nanoseconds limit) {
+  const auto area = std::make_shared<detail::link_area>();
+  auto result =
+      std::make_shared<worker_link>(0, *area, area, std::make_unique<to_service>(nullptr));
+  result->set_request_limit(limit);
+  return result;
+}
+
+/// The worker and the spare of one device.
+class two_workers final : public detail::worker_pool {
+public:
+  two_workers(std::shared_ptr<worker_link> worker, std::shared_ptr<worker_link> spare)
+      : worker_(std::move(worker)), spare_(std::move(spare)) {}
+  int device_count() const noexcept override { return 1; }
+  caf::expected<std::shared_ptr<worker_link>> provide(int,
+                                                      const std::stop_token&) noexcept override {
+    return worker_;
+  }
+  std::shared_ptr<worker_link> current(int) const noexcept override { return worker_; }
+  caf::error provide_spare(int, const std::stop_token&) noexcept override { return {}; }
+  std::shared_ptr<worker_link> spare(int) const noexcept override { return spare_; }
+  void release(int) noexcept override {}
+
+private:
+  const std::shared_ptr<worker_link> worker_;
+  const std::shared_ptr<worker_link> spare_;
 };
 
 class LaunchCommands : public ::testing::Test {
@@ -129,6 +161,23 @@ TEST_F(LaunchCommands, AreCheckedForTheirVerdicts) {
   EXPECT_EQ(prepared, 1);
   EXPECT_FALSE(link_->lost()) << describe(link_->loss());
   must(segments.remove(memory));
+}
+
+/// The spare prepares launches in advance. If it hangs, the device's lane does not wait for it.
+TEST_F(LaunchCommands, AHangingSpareHoldsUpNoLane) {
+  constexpr auto limit = 1s;
+  const auto spare = hanging_worker(limit);
+  detail::remote_device device{std::make_shared<two_workers>(link_, spare), 0, kept_memory::none};
+  must(device.bind());
+  const auto stream = must(device.create_stream());
+  prepared = 0;
+  for (int i = 0; i < 20; ++i) { // together they do not fit into the ring
+    const std::vector<std::byte> arguments(200'000, static_cast<std::byte>(i));
+    must(device.prepare_registered({.name = judged, .arguments = arguments}, stream));
+  }
+  EXPECT_EQ(prepared, 20);
+  EXPECT_FALSE(spare->lost()) << describe(spare->loss());
+  must(device.destroy_stream(stream));
 }
 
 } // namespace

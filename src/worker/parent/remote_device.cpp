@@ -382,8 +382,9 @@ caf::error remote_device::prepare_registered(const registered_call& what,
     return error;
   if (prepared_.size() == most_prepared)
     prepared_.clear();
-  if (const auto spare = pool_->spare(ordinal_)) // its loss is noticed elsewhere
-    static_cast<void>(spare->tell_bytes(command::prepare_launch, key));
+  // The lane does not wait for a spare that hangs and has no room: it prepares the launch later.
+  if (const auto spare = pool_->spare(ordinal_))
+    static_cast<void>(spare->try_tell_bytes(command::prepare_launch, key));
   pool_->prepared(ordinal_).add(key);
   prepared_.insert(std::move(key));
   return {};
