@@ -292,18 +292,22 @@ caf::expected<issue_outcome> registered_launch_operation::issue(part& p, lane& o
                                         : enqueue(p, on));
 }
 
+std::int32_t registered_launch_operation::verdict() const noexcept {
+  return verdict_ ? std::atomic_ref{*verdict_}.load(std::memory_order_acquire) : 0;
+}
+
 void registered_launch_operation::on_part_done(part& p) noexcept {
-  const auto word = std::exchange(verdict_, nullptr);
-  const auto verdict = word ? std::atomic_ref{*word}.load(std::memory_order_acquire) : 0;
-  if (verdict == 0 || failed())
+  const auto told = verdict();
+  verdict_.reset();
+  if (told == 0 || failed())
     return;
-  auto why = call_library([&] { return library_->judge(verdict); });
+  auto why = call_library([&] { return library_->judge(told); });
   if (!why)
     return;
-  auto told = describe(*code_of(why), failure_of(why)->detail);
-  told.device = p.on->state().ordinal();
-  told.generation = p.on->state().generation();
-  fail(make_error(std::move(told)));
+  auto x = describe(*code_of(why), failure_of(why)->detail);
+  x.device = p.on->state().ordinal();
+  x.generation = p.on->state().generation();
+  fail(make_error(std::move(x)));
 }
 
 void registered_launch_operation::on_settled() noexcept { host_functions_.reset(); }

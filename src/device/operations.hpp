@@ -129,6 +129,7 @@ public:
                               const std::vector<any_gpu_ref>& writes);
   caf::error prepare(part& p, lane& on) override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  bool has_right_result(const part&) const noexcept override { return verdict() == 0; }
   void on_part_done(part& p) noexcept override;
   std::shared_ptr<void> used_by_streams() const noexcept override { return host_functions_; }
 
@@ -139,6 +140,8 @@ private:
   registered_call as_call() const noexcept;
   /// Enqueues the work on a device of this process.
   caf::error enqueue(part& p, lane& on);
+  /// Returns what the work has written to its word.
+  std::int32_t verdict() const noexcept;
 
   const std::shared_ptr<const library_launch> library_;
   const std::string name_;
