@@ -261,13 +261,22 @@ caf::error registered_launch_operation::enqueue(part& p, lane& on) {
                          [&] { return library_->enqueue(context, reads_, writes_, arguments_); });
 }
 
+/// Also takes a word for the verdict: a launch that gets none must not count as begun.
 caf::error registered_launch_operation::prepare(part& p, lane& on) {
-  if (!library_ || !library_->prepare)
+  if (!library_ || !(library_->prepare || library_->judge))
     return {};
+  if (library_->judge) {
+    auto word = on.take_verdict();
+    if (!word)
+      return word.error();
+    verdict_ = std::move(*word);
+  }
   if (!on.is_remote()) {
     making_context context{on.device(), on.state().ordinal(), on.stream(p), on.libraries()};
-    return call_library_on(on.device(), verb(), number(),
-                           [&] { return library_->prepare(context, reads_, writes_, arguments_); });
+    return call_library_on(on.device(), verb(), number(), [&] {
+      return library_->prepare ? library_->prepare(context, reads_, writes_, arguments_)
+                               : caf::error{};
+    });
   }
   auto what = as_call();
   auto arguments = arguments_;
@@ -282,12 +291,6 @@ caf::error registered_launch_operation::prepare(part& p, lane& on) {
 }
 
 caf::expected<issue_outcome> registered_launch_operation::issue(part& p, lane& on) {
-  if (library_ && library_->judge) {
-    auto word = on.take_verdict();
-    if (!word)
-      return word.error();
-    verdict_ = std::move(*word);
-  }
   return enqueued_unless(on.is_remote() ? on.device().launch_registered(as_call(), on.stream(p))
                                         : enqueue(p, on));
 }
@@ -310,7 +313,10 @@ void registered_launch_operation::on_part_done(part& p) noexcept {
   fail(make_error(std::move(x)));
 }
 
-void registered_launch_operation::on_settled() noexcept { host_functions_.reset(); }
+void registered_launch_operation::on_settled() noexcept {
+  host_functions_.reset();
+  verdict_.reset(); // of a launch that was prepared, and did not run
+}
 
 // -- stats, pinned memory
 

@@ -423,15 +423,16 @@ void lane::abandon_now() noexcept {
 }
 
 caf::expected<std::shared_ptr<std::int32_t>> lane::take_verdict() {
-  if (!verdicts_ || !verdicts_->has_room()) {
-    auto memory = device_->allocate_pinned(verdict_area::size_bytes);
-    if (!memory)
-      return memory.error();
-    auto free = device_->pinned_deleter();
-    if (!free)
-      free = [device = device_](void* x) { return device->deallocate_pinned(x); };
-    verdicts_ = std::make_shared<verdict_area>(*memory, std::move(free));
-  }
+  if (verdicts_)
+    if (auto word = verdict_area::take(verdicts_))
+      return word;
+  auto memory = device_->allocate_pinned(verdict_area::size_bytes);
+  if (!memory)
+    return memory.error();
+  auto free = device_->pinned_deleter();
+  if (!free)
+    free = [device = device_](void* x) { return device->deallocate_pinned(x); };
+  verdicts_ = std::make_shared<verdict_area>(*memory, std::move(free));
   return verdict_area::take(verdicts_);
 }
 

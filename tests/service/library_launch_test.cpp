@@ -26,6 +26,7 @@ constexpr const char* judged = "troupe.testing.library.judged";
 constexpr const char* beside = "troupe.testing.library.beside";
 constexpr const char* counted = "troupe.testing.library.counted";
 constexpr const char* hasty = "troupe.testing.library.hasty";
+constexpr const char* refused_and_judged = "troupe.testing.library.refused_and_judged";
 
 /// A device for which a library fails at every other attempt.
 constexpr int unlucky_device = 9;
@@ -183,6 +184,7 @@ caf::error prepare_on_host(launch_context& context, launch_list, launch_list, ar
   must(register_launch(counted, {.enqueue = enqueue_counted}));
   must(register_launch(add, {.verb = "add", .enqueue = enqueue_add, .check = check_add}));
   must(register_launch(refused, {.verb = "refused", .enqueue = never, .prepare = refuse}));
+  must(register_launch(refused_and_judged, {.enqueue = never, .prepare = refuse, .judge = judge}));
   must(register_launch(hasty, {.enqueue = never, .prepare = prepare_on_host}));
   must(register_launch(prepared, {.enqueue = enqueue_prepared, .prepare = prepare}));
   must(register_launch(prepared_for_any, {.enqueue = enqueue_prepared,
@@ -221,7 +223,8 @@ protected:
     return must(device_.download(must(gpu_ref<std::int64_t>::from(told))));
   }
 
-  test_system system_{{.bytes_per_device = std::size_t{64} << 20}};
+  std::shared_ptr<fault_plan> plan_ = std::make_shared<fault_plan>();
+  test_system system_{{.faults = plan_, .bytes_per_device = std::size_t{64} << 20}};
   device device_ = system_.open();
 };
 
@@ -347,6 +350,29 @@ TEST_F(LibraryLaunch, FailsByItsVerdict) {
   EXPECT_TRUE(has_code(device_.download(x), errc::indeterminate));
   for (int i = 0; i < 3000; ++i) // more than there are words at first
     EXPECT_TRUE(is_ok(answer_of(device_.launch(judged, to_bytes(std::int32_t{0}), {}, {x}))));
+}
+
+TEST_F(LibraryLaunch, ThatGetsNoWordForItsVerdictDoesNotRun) {
+  const auto x = memory_of({3});
+  plan_->add({.on = verb::allocate_pinned, .error = errc::out_of_memory});
+  EXPECT_TRUE(has_code(answer_of(start(judged, std::int32_t{0}, x)), errc::out_of_memory));
+  EXPECT_TRUE(has_code(device_.download(x), errc::skipped));
+  accept_bytes(device_, x);
+  EXPECT_TRUE(holds(device_, x, std::vector<std::int64_t>{3}));
+  EXPECT_TRUE(is_ok(answer_of(start(judged, std::int32_t{0}, x))));
+}
+
+TEST_F(LibraryLaunch, GivesItsWordBackIfItDoesNotRun) {
+  const auto x = memory_of({3});
+  plan_->add({.on = verb::allocate_pinned,
+              .first = 2, // the first one makes room for about 1,000 words
+              .times = forever,
+              .error = errc::out_of_memory});
+  std::vector<pending<void>> all; // they keep what a launch keeps
+  for (int i = 0; i < 3000; ++i) {
+    all.push_back(device_.launch(refused_and_judged, {}, {}, {x}));
+    ASSERT_TRUE(has_code(answer_of(all.back()), errc::not_supported)) << i;
+  }
 }
 
 TEST_F(LibraryLaunch, OverlapsWhereItMay) {
