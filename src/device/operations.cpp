@@ -313,6 +313,11 @@ void registered_launch_operation::on_part_done(part& p) noexcept {
   fail(make_error(std::move(x)));
 }
 
+std::shared_ptr<void> registered_launch_operation::used_by_streams() const noexcept {
+  return std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(host_functions_,
+                                                                                   verdict_);
+}
+
 void registered_launch_operation::on_settled() noexcept {
   host_functions_.reset();
   verdict_.reset(); // of a launch that was prepared, and did not run

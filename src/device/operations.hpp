@@ -131,7 +131,7 @@ public:
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   bool has_right_result(const part&) const noexcept override { return verdict() == 0; }
   void on_part_done(part& p) noexcept override;
-  std::shared_ptr<void> used_by_streams() const noexcept override { return host_functions_; }
+  std::shared_ptr<void> used_by_streams() const noexcept override;
 
 protected:
   void on_settled() noexcept override;
