@@ -261,18 +261,29 @@ registered_call registered_launch_operation::as_call() const noexcept {
   return {name_, reads_, writes_, arguments_, verdict_.get()};
 }
 
-/// Calls a function of the library on the lane of `p`.
-caf::error registered_launch_operation::call(const library_function& f, part& p, lane& on) {
+caf::error registered_launch_operation::enqueue(part& p, lane& on) {
   lane_context context{on, p, host_functions_, verdict_.get()};
   return call_library_on(on.device(), verb(), number(),
-                         [&] { return f(context, reads_, writes_, arguments_); });
+                         [&] { return library_->enqueue(context, reads_, writes_, arguments_); });
 }
 
+/// Also takes a word for the verdict: a launch that gets none must not count as begun.
 caf::error registered_launch_operation::prepare(part& p, lane& on) {
-  if (!library_ || !library_->prepare)
+  if (!library_ || !(library_->prepare || library_->judge))
     return {};
-  if (!on.is_remote())
-    return call(library_->prepare, p, on);
+  if (library_->judge) {
+    auto word = on.take_verdict();
+    if (!word)
+      return word.error();
+    verdict_ = std::move(*word);
+  }
+  if (!on.is_remote()) {
+    making_context context{on.device(), on.state().ordinal(), on.stream(p), on.libraries()};
+    return call_library_on(on.device(), verb(), number(), [&] {
+      return library_->prepare ? library_->prepare(context, reads_, writes_, arguments_)
+                               : caf::error{};
+    });
+  }
   auto what = as_call();
   auto arguments = arguments_;
   what.arguments = arguments;
@@ -286,31 +297,37 @@ caf::error registered_launch_operation::prepare(part& p, lane& on) {
 }
 
 caf::expected<issue_outcome> registered_launch_operation::issue(part& p, lane& on) {
-  if (library_ && library_->judge) {
-    auto word = on.take_verdict();
-    if (!word)
-      return word.error();
-    verdict_ = std::move(*word);
-  }
   return enqueued_unless(on.is_remote() ? on.device().launch_registered(as_call(), on.stream(p))
-                                        : call(library_->enqueue, p, on));
+                                        : enqueue(p, on));
+}
+
+std::int32_t registered_launch_operation::verdict() const noexcept {
+  return verdict_ ? std::atomic_ref{*verdict_}.load(std::memory_order_acquire) : 0;
 }
 
 void registered_launch_operation::on_part_done(part& p) noexcept {
-  const auto word = std::exchange(verdict_, nullptr);
-  const auto verdict = word ? std::atomic_ref{*word}.load(std::memory_order_acquire) : 0;
-  if (verdict == 0 || failed())
+  const auto told = verdict();
+  verdict_.reset();
+  if (told == 0 || failed())
     return;
-  auto why = call_library([&] { return library_->judge(verdict); });
+  auto why = call_library([&] { return library_->judge(told); });
   if (!why)
     return;
-  auto told = describe(*code_of(why), failure_of(why)->detail);
-  told.device = p.on->state().ordinal();
-  told.generation = p.on->state().generation();
-  fail(make_error(std::move(told)));
+  auto x = describe(*code_of(why), failure_of(why)->detail);
+  x.device = p.on->state().ordinal();
+  x.generation = p.on->state().generation();
+  fail(make_error(std::move(x)));
 }
 
-void registered_launch_operation::on_settled() noexcept { host_functions_.reset(); }
+std::shared_ptr<void> registered_launch_operation::used_by_streams() const noexcept {
+  return std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(host_functions_,
+                                                                                   verdict_);
+}
+
+void registered_launch_operation::on_settled() noexcept {
+  host_functions_.reset();
+  verdict_.reset(); // of a launch that was prepared, and did not run
+}
 
 // -- stats, pinned memory
 

@@ -132,22 +132,26 @@ public:
                               std::vector<launch_memory> read, std::vector<launch_memory> written);
   caf::error prepare(part& p, lane& on) override;
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  bool has_right_result(const part&) const noexcept override { return verdict() == 0; }
   void on_part_done(part& p) noexcept override;
-  std::shared_ptr<void> used_by_streams() const noexcept override { return host_functions_; }
+  std::shared_ptr<void> used_by_streams() const noexcept override;
 
 protected:
   void on_settled() noexcept override;
 
 private:
-  caf::error call(const library_function& f, part& p, lane& on);
   registered_call as_call() const noexcept;
+  /// Enqueues the work on a device of this process.
+  caf::error enqueue(part& p, lane& on);
+  /// Returns what the work has written to its word.
+  std::int32_t verdict() const noexcept;
 
   const std::shared_ptr<const library_launch> library_;
   const std::string name_;
   const std::vector<std::byte> arguments_;
   const std::vector<launch_memory> reads_;
   const std::vector<launch_memory> writes_;
-  std::shared_ptr<std::int32_t> verdict_;
+  std::shared_ptr<std::int32_t> verdict_; ///< its word; null: there is none
   std::shared_ptr<launch_operation::host_functions> host_functions_; ///< null: there is none
 };
 

@@ -12,7 +12,7 @@ namespace troupe::detail {
 inline void keep_result(part& p, int device) noexcept {
   const auto cause = failure_of(p.of->cause());
   if (p.of->parts().size() == 1 && p.stream != stream_kind::collective && cause &&
-      cause->code == errc::worker_lost && cause->device == device)
+      cause->code == errc::worker_lost && cause->device == device && p.of->has_right_result(p))
     p.delivered.store(true);
 }
 

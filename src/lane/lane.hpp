@@ -208,7 +208,7 @@ public:
   stager& copier() noexcept { return *stager_; }
   /// The states of libraries for a device of this process.
   library_states& libraries() noexcept { return libraries_; }
-  /// Returns a word for the verdict of a launch. The last owner lets go of it on the lane.
+  /// Returns a word for the verdict of a launch. Its owner lets go of it when no work writes to it.
   caf::expected<std::shared_ptr<std::int32_t>> take_verdict();
   /// Up to this size a copy over NVLink takes less time than the calls that issue it.
   static constexpr std::size_t small_copy_bytes = std::size_t{256} << 10;
@@ -272,7 +272,7 @@ private:
   // The device (lane_device.cpp).
   bool come_up();
   caf::error open_device();
-  caf::error make_libraries();
+  caf::error open_memory();
   void go_down() noexcept;
   bool serve_control();
   bool has_lost_work() const noexcept;

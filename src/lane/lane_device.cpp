@@ -70,15 +70,14 @@ caf::error lane::open_device() {
   }
   if (auto error = take_over_memory(); error)
     return error;
-  if (auto error = device_->open_memory(); error)
-    return error;
-  return make_libraries();
+  return open_memory();
 }
 
-/// A device in another process has them there.
-caf::error lane::make_libraries() {
-  return is_remote_ ? caf::error{}
-                    : libraries_.make(*device_, state_->ordinal(), stream(stream_kind::compute));
+/// A device in another process has its libraries there.
+caf::error lane::open_memory() {
+  return is_remote_
+             ? device_->open_memory()
+             : libraries_.open_memory(*device_, state_->ordinal(), stream(stream_kind::compute));
 }
 
 /// Keeps the memory that the device had before it was lost, if it had any and it can be kept.
@@ -105,13 +104,12 @@ void lane::go_down() noexcept {
   static_cast<void>(note(upload_ring_->close()));
   static_cast<void>(note(download_ring_->close()));
   verdicts_.reset();
-  libraries_.drop();
+  static_cast<void>(note(libraries_.close_memory(*device_))); // they may use the streams
   for (auto event : events_)
     static_cast<void>(note(device_->destroy_event(event)));
   for (auto* s : streams_.made())
     if (s->is_ordered())
       static_cast<void>(note(device_->destroy_stream(s->stream)));
-  static_cast<void>(note(device_->close_memory()));
 }
 
 bool lane::serve_control() {
@@ -152,12 +150,9 @@ bool lane::has_lost_work() const noexcept {
 
 void lane::reset_now() {
   drain_released();
-  libraries_.drop();
-  auto error = device_->close_memory();
+  auto error = libraries_.close_memory(*device_);
   if (!error)
-    error = device_->open_memory();
-  if (!error)
-    error = make_libraries();
+    error = open_memory();
   if (code_of(error) == errc::worker_lost)
     return; // its owner requests a revival
   if (error) {
@@ -428,15 +423,16 @@ void lane::abandon_now() noexcept {
 }
 
 caf::expected<std::shared_ptr<std::int32_t>> lane::take_verdict() {
-  if (!verdicts_ || !verdicts_->has_room()) {
-    auto memory = device_->allocate_pinned(verdict_area::size_bytes);
-    if (!memory)
-      return memory.error();
-    auto free = device_->pinned_deleter();
-    if (!free)
-      free = [device = device_](void* x) { return device->deallocate_pinned(x); };
-    verdicts_ = std::make_shared<verdict_area>(*memory, std::move(free));
-  }
+  if (verdicts_)
+    if (auto word = verdict_area::take(verdicts_))
+      return word;
+  auto memory = device_->allocate_pinned(verdict_area::size_bytes);
+  if (!memory)
+    return memory.error();
+  auto free = device_->pinned_deleter();
+  if (!free)
+    free = [device = device_](void* x) { return device->deallocate_pinned(x); };
+  verdicts_ = std::make_shared<verdict_area>(*memory, std::move(free));
   return verdict_area::take(verdicts_);
 }
 

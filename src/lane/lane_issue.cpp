@@ -142,6 +142,13 @@ void lane::choose_stream(part& p) {
 /// Returns which of the streams for launches that overlap is best for `p`: the one of its latest
 /// predecessor there, or one without work, or one that is made now, or the one with least work.
 std::size_t lane::stream_for_overlap(const part& p) {
+  // The streams behind the first one are made late (`held_by`). In the compute stream, which has a
+  // queue of its own, `p` waits as other launches do. This is enough: a part that begins to
+  // continue later comes behind `p` in the order of all devices, so nothing that `p` waits for
+  // needs it. A part that waits for nothing holds up a queue no longer than what is in its stream
+  // already.
+  if (!nothing_continues() && !nothing_before(p))
+    return 0;
   const auto all = streams_.overlaps();
   const predecessor* latest = nullptr;
   std::optional<std::size_t> best;

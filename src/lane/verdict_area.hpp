@@ -7,12 +7,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
 namespace troupe::detail {
 
-/// @thread the lane, except the destructor
+/// @thread any
 class verdict_area {
 public:
   static constexpr std::size_t size_bytes = 4096;
@@ -27,19 +28,27 @@ public:
   verdict_area(const verdict_area&) = delete;
   verdict_area& operator=(const verdict_area&) = delete;
 
-  bool has_room() const noexcept { return !unused_.empty(); }
-
-  /// Returns a word that is 0. There must be room.
+  /// Returns a word that is 0, or null if there is no room.
   static std::shared_ptr<std::int32_t> take(const std::shared_ptr<verdict_area>& from) {
-    auto* word = from->unused_.back();
-    from->unused_.pop_back();
+    std::int32_t* word = nullptr;
+    {
+      const std::lock_guard lock{from->mutex_};
+      if (from->unused_.empty())
+        return nullptr;
+      word = from->unused_.back();
+      from->unused_.pop_back();
+    }
     *word = 0;
-    return {word, [from](std::int32_t* x) { from->unused_.push_back(x); }};
+    return {word, [from](std::int32_t* x) {
+              const std::lock_guard lock{from->mutex_};
+              from->unused_.push_back(x);
+            }};
   }
 
 private:
   std::int32_t* const memory_;
   const std::function<caf::error(void*)> free_;
+  std::mutex mutex_;
   std::vector<std::int32_t*> unused_;
 };
 

@@ -14,24 +14,42 @@ namespace {
 /// Workspaces grow in steps of this size.
 constexpr std::size_t workspace_step = std::size_t{1} << 20;
 
-/// The context in which a library makes what it keeps.
-class making_context final : public device_context {
-public:
-  using device_context::device_context;
-  caf::error run_on_host(std::function<void()>) override {
-    return make_error(errc::not_supported, "a library runs nothing on the host before a launch");
-  }
-};
+/// Waits until the work in `stream` is over.
+caf::error await(backend_device& on, stream_view stream) {
+  auto event = on.create_event();
+  if (!event)
+    return event.error();
+  auto error = on.record(*event, stream);
+  if (!error)
+    error = on.synchronize(*event);
+  keep_first(error, on.destroy_event(*event));
+  return error;
+}
 
 } // namespace
 
-caf::error library_states::make(backend_device& on, int ordinal, stream_view stream) {
-  drop(); // of an attempt that failed
-  const auto all = registered_libraries();
-  if (all.empty())
+caf::error making_context::run_on_host(std::function<void()>) {
+  return make_error(errc::not_supported, "a library runs nothing on the host before a launch");
+}
+
+caf::error library_states::open_memory(backend_device& on, int ordinal, stream_view stream) {
+  if (auto error = on.open_memory())
+    return error;
+  if (registered_libraries().empty())
     return {};
-  making_context context{on, ordinal, stream, *this, nullptr};
-  for (auto& [name, maker] : all) {
+  auto error = make(on, ordinal, stream);
+  if (code_of(error) != errc::device_fault)
+    keep_first(error, await(on, stream)); // also what a library has enqueued before it failed
+  if (code_of(error) == errc::device_fault)
+    abandon();
+  else if (error)
+    keep_first(error, close_memory(on));
+  return error;
+}
+
+caf::error library_states::make(backend_device& on, int ordinal, stream_view stream) {
+  making_context context{on, ordinal, stream, *this};
+  for (auto& [name, maker] : registered_libraries()) {
     std::unique_ptr<library_state> made;
     auto error = call_library_on(on, name, 0, [&, &make = maker]() -> caf::error {
       auto state = make(context);
@@ -45,20 +63,14 @@ caf::error library_states::make(backend_device& on, int ordinal, stream_view str
     if (made)
       states_.emplace_back(name, std::move(made));
   }
-  auto event = on.create_event();
-  if (!event)
-    return event.error();
-  auto error = on.record(*event, stream);
-  if (!error)
-    error = on.synchronize(*event);
-  keep_first(error, on.destroy_event(*event));
-  return error;
+  return {};
 }
 
-void library_states::drop() noexcept {
+caf::error library_states::close_memory(backend_device& on) noexcept {
   while (!states_.empty())
     states_.pop_back(); // a later library may use an earlier one
   workspaces_.clear();
+  return on.close_memory();
 }
 
 void library_states::abandon() noexcept {

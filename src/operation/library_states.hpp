@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -19,12 +20,12 @@ namespace troupe::detail {
 /// @thread the one that issues the work of the device
 class library_states {
 public:
-  /// Makes what the libraries keep. The device's memory is open. What they enqueue in `stream` is
-  /// over when this returns.
-  /// @errors those of the libraries
-  caf::error make(backend_device& on, int ordinal, stream_view stream);
-  /// Drops all of it. No work is in flight, and `backend_device::close_memory` follows.
-  void drop() noexcept;
+  /// Opens the device's memory and makes what the libraries keep. What they enqueue in `stream` is
+  /// over when this returns. If it fails, the memory is closed and nothing is kept.
+  /// @errors those of the device and of the libraries
+  caf::error open_memory(backend_device& on, int ordinal, stream_view stream);
+  /// Drops what the libraries keep and closes the device's memory. No work is in flight.
+  caf::error close_memory(backend_device& on) noexcept;
   /// Forgets all of it without a call to a driver.
   void abandon() noexcept;
 
@@ -37,6 +38,8 @@ private:
     void* address = nullptr;
     std::size_t size_bytes = 0;
   };
+
+  caf::error make(backend_device& on, int ordinal, stream_view stream);
 
   std::vector<std::pair<std::string, std::unique_ptr<library_state>>> states_;
   std::unordered_map<void*, area> workspaces_; ///< by stream
@@ -72,6 +75,16 @@ private:
   const stream_view stream_;
   library_states& libraries_;
   std::int32_t* const verdict_;
+};
+
+/// The context in which a library makes what it keeps or prepares a launch.
+class making_context final : public device_context {
+public:
+  making_context(backend_device& on, int ordinal, stream_view stream, library_states& libraries)
+      : device_context(on, ordinal, stream, libraries, nullptr) {}
+
+  /// @errors errc::not_supported: no operation would wait until the function has run
+  caf::error run_on_host(std::function<void()>) override;
 };
 
 } // namespace troupe::detail

@@ -412,6 +412,8 @@ public:
   }
   /// Returns host memory that the streams may still access when the work is abandoned.
   virtual std::shared_ptr<void> used_by_streams() const noexcept { return nullptr; }
+  /// Returns whether the work of `p`, which is done, has written the right result.
+  virtual bool has_right_result(const part&) const noexcept { return true; }
   /// Called when the work of `p` is done on its device, before the part counts as over.
   virtual void on_part_done(part&) noexcept {}
   /// Called when no lane uses `p` any more, whether it was issued or not.

@@ -41,6 +41,17 @@ const bool launches_registered = [] {
     return context.run_on_host(
         [to = static_cast<std::int32_t*>(*to)] { *to = static_cast<std::int32_t>(::getpid()); });
   });
+  if (!error)
+    error = register_launch(
+        "give a verdict",
+        library_launch{.enqueue =
+                           [](launch_context& context, auto&&...) {
+                             return context.run_on_host([word = context.verdict()] { *word = 7; });
+                           },
+                       .judge =
+                           [](std::int32_t x) {
+                             return make_error(errc::invalid_argument, std::to_string(x));
+                           }});
   if (!error) // and then waits for a message
     error = register_program("sum and tell", [](const program_place& place) {
       return place.system.spawn([place](caf::blocking_actor* self) {
@@ -277,6 +288,27 @@ TEST(Hosts, PinnedMemoryGoesBothWays) {
 }
 
 /// A copy between two devices goes through host memory. Each host has its own copy of that memory.
+/// The word of a verdict is in memory that a worker of another host does not share.
+TEST(Hosts, RunNoLaunchThatHasAVerdict) {
+  test_fleet fleet{{.local = 1, .devices = 1}};
+  test_system system{fleet.system()};
+  const std::vector<int> content{1, 2, 3};
+  for (const int i : {0, 1}) {
+    const auto d = system.open(i);
+    const auto x = must(d.allocate<int>(content.size()));
+    must(answer_of(d.upload(x, host_buffer{content})));
+    const auto why = answer_of(d.launch("give a verdict", {}, {x}, {x}));
+    if (i == 0) {
+      EXPECT_TRUE(has_code(why, errc::invalid_argument));
+      continue;
+    }
+    EXPECT_TRUE(has_code(why, errc::not_supported));
+    EXPECT_TRUE(has_code(d.download(x), errc::skipped));
+    accept_bytes(d, x);
+    EXPECT_TRUE(holds(d, x, content));
+  }
+}
+
 TEST(Hosts, CopyBetweenAnyTwoDevices) {
   test_fleet fleet{{.local = 1, .names = {"alpha", "beta"}}};
   test_system system{fleet.system()};

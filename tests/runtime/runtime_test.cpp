@@ -2,7 +2,9 @@
 #include "operation/admission_lock.hpp"
 #include "runtime/runtime.hpp"
 #include "support/core_fixture.hpp"
+#include "support/forwarding_backend.hpp"
 #include "support/no_threads.hpp"
+#include <troupe/launch.hpp>
 #include <troupe/log.hpp>
 
 #include <gtest/gtest.h>
@@ -181,6 +183,72 @@ TEST(Runtime, EndsEverythingForOneCause) {
   }
   for (auto& x : gates)
     x->open();
+}
+
+/// Counts how often pinned memory is freed. From then on, no work of the device is held.
+class pinned_device final : public testing::forwarding_device {
+public:
+  struct state {
+    std::atomic<int> freed{0};
+    gate held;
+  };
+
+  pinned_device(std::unique_ptr<backend_device> inner, state& x)
+      : forwarding_device(std::move(inner)), state_(x) {}
+  caf::error deallocate_pinned(void* memory) noexcept override {
+    ++state_.freed;
+    state_.held.open();
+    return inner_->deallocate_pinned(memory);
+  }
+
+private:
+  state& state_;
+};
+
+class pinned_backend final : public testing::forwarding_backend {
+public:
+  pinned_backend() : forwarding_backend(make_host_backend({.devices = 1})) {}
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    return open_as<pinned_device>(ordinal, state);
+  }
+
+  pinned_device::state state;
+};
+
+/// A launch whose work calls `held_before_verdict` and gives a verdict.
+constexpr const char* late_verdict = "troupe.testing.runtime.late_verdict";
+std::function<void()> held_before_verdict;
+
+[[maybe_unused]] const bool registered = [] {
+  must(register_launch(late_verdict,
+                       library_launch{.enqueue =
+                                          [](launch_context& context, auto&&...) {
+                                            return context.run_on_host([pass = held_before_verdict,
+                                                                        word = context.verdict()] {
+                                              pass();
+                                              *word = 1;
+                                            });
+                                          },
+                                      .judge = [](std::int32_t) { return caf::error{}; }}));
+  return true;
+}();
+
+/// Work of a virtual device goes on after the device was given up.
+TEST(Runtime, KeepsTheVerdictsOfWorkThatItGivesUp) {
+  const auto backend = std::make_shared<pinned_backend>();
+  auto& held = backend->state.held;
+  held_before_verdict = held.passer();
+  {
+    core_system system{{.backend = backend}};
+    const auto op = system.device().launch(late_verdict, {}, {}, {}, {});
+    held.wait_reached();
+    const auto why = make_error(errc::lane_stuck, "on purpose");
+    static_cast<void>(system.runtime()->end_everything(why));
+    EXPECT_EQ(answer_of(op), why);
+    EXPECT_TRUE(testing::settles(*op));
+  }
+  EXPECT_EQ(backend->state.freed, 0);
+  held.open();
 }
 
 TEST(Runtime, NamesTheOriginOfAFaultOnlyWhenItIsKnown) {

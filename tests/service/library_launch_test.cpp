@@ -24,14 +24,26 @@ constexpr const char* prepared_for_any = "troupe.testing.library.prepared_for_an
 constexpr const char* room = "troupe.testing.library.room";
 constexpr const char* judged = "troupe.testing.library.judged";
 constexpr const char* beside = "troupe.testing.library.beside";
+constexpr const char* counted = "troupe.testing.library.counted";
+constexpr const char* hasty = "troupe.testing.library.hasty";
+constexpr const char* refused_and_judged = "troupe.testing.library.refused_and_judged";
+
+/// A device for which a library fails at every other attempt.
+constexpr int unlucky_device = 9;
 
 using launch_list = std::span<const launch_memory>;
 using argument_bytes = std::span<const std::byte>;
 
 /// What the library keeps for a device.
 struct test_state final : library_state {
+  test_state() { ++count; }
+  ~test_state() override { --count; }
+  test_state(const test_state&) = delete;
+  test_state& operator=(const test_state&) = delete;
+
   void trim() noexcept override { ++trims; }
 
+  static inline std::atomic<std::int64_t> count{0}; ///< of those that exist in this process
   std::int64_t life = 0; ///< counts the states of the device in this process
   std::int64_t trims = 0;
   std::map<std::size_t, std::int64_t> preparations; ///< by number of elements
@@ -42,6 +54,14 @@ caf::expected<std::unique_ptr<library_state>> make_state(launch_context& context
   auto result = std::make_unique<test_state>();
   result->life = ++lives.at(static_cast<std::size_t>(context.device()));
   return result;
+}
+
+/// Is called behind `make_state`.
+caf::expected<std::unique_ptr<library_state>> make_at_second_attempt(launch_context& context) {
+  static std::atomic<int> attempts{0};
+  if (context.device() == unlucky_device && ++attempts % 2 == 1)
+    return make_error(errc::not_supported, "on purpose");
+  return std::unique_ptr<library_state>{};
 }
 
 test_state& state_of(const launch_context& context) {
@@ -108,6 +128,13 @@ caf::error enqueue_room(launch_context& context, launch_list, launch_list writes
   });
 }
 
+/// Writes how many states exist in the device's process.
+caf::error enqueue_counted(launch_context& context, launch_list, launch_list writes,
+                           argument_bytes) {
+  return context.run_on_host(
+      [to = writes[0], n = test_state::count.load()] { numbers(to)[0] = n; });
+}
+
 /// Gives the argument as its verdict.
 caf::error enqueue_judged(launch_context& context, launch_list, launch_list writes,
                           argument_bytes arguments) {
@@ -143,12 +170,22 @@ caf::error judge(std::int32_t verdict) {
   return make_error(errc::invalid_argument, "the verdict is " + std::to_string(verdict));
 }
 
+caf::error refuse(launch_context&, launch_list, launch_list, argument_bytes) {
+  return make_error(errc::not_supported, "not such numbers");
+}
+
+caf::error prepare_on_host(launch_context& context, launch_list, launch_list, argument_bytes) {
+  return context.run_on_host([] {});
+}
+
 [[maybe_unused]] const bool registered = [] {
   must(register_library(library_name, make_state));
+  must(register_library("troupe.testing.library.unlucky", make_at_second_attempt));
+  must(register_launch(counted, {.enqueue = enqueue_counted}));
   must(register_launch(add, {.verb = "add", .enqueue = enqueue_add, .check = check_add}));
-  must(register_launch(refused, {.verb = "refused", .enqueue = never, .prepare = [](auto&&...) {
-                                   return make_error(errc::not_supported, "not such numbers");
-                                 }}));
+  must(register_launch(refused, {.verb = "refused", .enqueue = never, .prepare = refuse}));
+  must(register_launch(refused_and_judged, {.enqueue = never, .prepare = refuse, .judge = judge}));
+  must(register_launch(hasty, {.enqueue = never, .prepare = prepare_on_host}));
   must(register_launch(prepared, {.enqueue = enqueue_prepared, .prepare = prepare}));
   must(register_launch(prepared_for_any, {.enqueue = enqueue_prepared,
                                           .prepare = prepare,
@@ -186,7 +223,8 @@ protected:
     return must(device_.download(must(gpu_ref<std::int64_t>::from(told))));
   }
 
-  test_system system_{{.bytes_per_device = std::size_t{64} << 20}};
+  std::shared_ptr<fault_plan> plan_ = std::make_shared<fault_plan>();
+  test_system system_{{.faults = plan_, .bytes_per_device = std::size_t{64} << 20}};
   device device_ = system_.open();
 };
 
@@ -230,6 +268,15 @@ TEST_F(LibraryLaunch, ThatCannotBePreparedDoesNotRun) {
   EXPECT_TRUE(has_code(device_.download(x), errc::skipped));
   accept_bytes(device_, x);
   EXPECT_TRUE(holds(device_, x, std::vector<std::int64_t>{1, 2, 3}));
+}
+
+TEST_F(LibraryLaunch, RunsNothingOnTheHostBeforeItRuns) {
+  const auto x = memory_of({1});
+  const auto why = error_of(answer_of(start(hasty, std::int64_t{1}, x)));
+  EXPECT_TRUE(has_code(why, errc::not_supported)) << describe(why);
+  EXPECT_NE(describe(why).find("runs nothing on the host"), std::string::npos) << describe(why);
+  accept_bytes(device_, x);
+  EXPECT_TRUE(holds(device_, x, std::vector<std::int64_t>{1}));
 }
 
 TEST_F(LibraryLaunch, IsPreparedOnceForItsShapeInAWorker) {
@@ -305,6 +352,29 @@ TEST_F(LibraryLaunch, FailsByItsVerdict) {
     EXPECT_TRUE(is_ok(answer_of(device_.launch(judged, to_bytes(std::int32_t{0}), {}, {x}))));
 }
 
+TEST_F(LibraryLaunch, ThatGetsNoWordForItsVerdictDoesNotRun) {
+  const auto x = memory_of({3});
+  plan_->add({.on = verb::allocate_pinned, .error = errc::out_of_memory});
+  EXPECT_TRUE(has_code(answer_of(start(judged, std::int32_t{0}, x)), errc::out_of_memory));
+  EXPECT_TRUE(has_code(device_.download(x), errc::skipped));
+  accept_bytes(device_, x);
+  EXPECT_TRUE(holds(device_, x, std::vector<std::int64_t>{3}));
+  EXPECT_TRUE(is_ok(answer_of(start(judged, std::int32_t{0}, x))));
+}
+
+TEST_F(LibraryLaunch, GivesItsWordBackIfItDoesNotRun) {
+  const auto x = memory_of({3});
+  plan_->add({.on = verb::allocate_pinned,
+              .first = 2, // the first one makes room for about 1,000 words
+              .times = forever,
+              .error = errc::out_of_memory});
+  std::vector<pending<void>> all; // they keep what a launch keeps
+  for (int i = 0; i < 3000; ++i) {
+    all.push_back(device_.launch(refused_and_judged, {}, {}, {x}));
+    ASSERT_TRUE(has_code(answer_of(all.back()), errc::not_supported)) << i;
+  }
+}
+
 TEST_F(LibraryLaunch, OverlapsWhereItMay) {
   std::vector<gpu_ref<std::int64_t>> memory;
   std::vector<pending<void>> all;
@@ -344,6 +414,15 @@ TEST_F(LibraryLaunch, OverlapsAfterAReset) {
   for (int i = 0; i < 20; ++i)
     start(add, std::int64_t{1}, x, {.overlap = true});
   EXPECT_TRUE(holds(device_, x, std::vector<std::int64_t>{21}));
+}
+
+TEST(Libraries, AreMadeAgainAfterOneHasFailed) {
+  TROUPE_HOST_ONLY("the launch is a function of the host");
+  test_system system{{.devices = unlucky_device + 1, .lanes = {.open_backoff = 1ms}}};
+  const auto device = system.open(unlucky_device);
+  const auto x = must(device.allocate<std::int64_t>(1));
+  ASSERT_TRUE(is_ok(answer_of(device.launch(counted, {}, {}, {x}))));
+  EXPECT_TRUE(holds(device, x, std::vector<std::int64_t>{1}));
 }
 
 TEST(Libraries, AreRefused) {

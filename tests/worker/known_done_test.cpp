@@ -3,10 +3,14 @@
 #include "support/eventually.hpp"
 #include "support/forwarding_backend.hpp"
 #include "support/worker_losses.hpp"
+#include <troupe/bytes.hpp>
+#include <troupe/launch.hpp>
 #include <troupe/worker.hpp>
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +19,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -26,6 +32,29 @@ using elements = std::vector<std::uint32_t>;
 using buffer_of_elements = gpu_ref<std::uint32_t>;
 
 constexpr std::size_t count = 1000;
+constexpr const char* judged = "troupe.testing.known_done.judged";
+
+/// Writes 1 to all elements, and gives the argument as its verdict.
+caf::error enqueue_judged(launch_context& context, std::span<const launch_memory>,
+                          std::span<const launch_memory> writes,
+                          std::span<const std::byte> arguments) {
+  const auto verdict = from_bytes<std::int32_t>(arguments);
+  if (!verdict)
+    return verdict.error();
+  return context.run_on_host([to = writes[0], word = context.verdict(), x = *verdict] {
+    std::fill_n(static_cast<std::uint32_t*>(to.address), to.count, 1u);
+    std::atomic_ref{*word}.store(x);
+  });
+}
+
+/// Workers run the same binary.
+[[maybe_unused]] const bool registered = [] {
+  must(register_launch(
+      judged, library_launch{.enqueue = enqueue_judged, .judge = [](std::int32_t x) {
+                               return make_error(errc::invalid_argument, std::to_string(x));
+                             }}));
+  return true;
+}();
 constexpr request_options again{.max_retries = 3};
 
 /// How long a lane does not see that work is done.
@@ -41,6 +70,11 @@ public:
     first_.reset();
     others_ = others;
     is_on_ = true;
+  }
+  /// After the loss, goes on hiding what is hidden until then, until `x` holds.
+  void hide_until(std::function<bool()> x) {
+    std::lock_guard lock{mutex_};
+    until_ = std::move(x);
   }
   /// Hides nothing new.
   void end() {
@@ -77,7 +111,7 @@ public:
     std::lock_guard lock{mutex_};
     const auto i = hidden_.find(x.native);
     const auto loss = of.loss();
-    if (i == hidden_.end() || (loss && i->second == hiding::until_loss))
+    if (i == hidden_.end() || (loss && i->second == hiding::until_loss && (!until_ || until_())))
       return of.query(x);
     done_.clear();
     for (auto& [native, how] : hidden_)
@@ -93,6 +127,7 @@ private:
   bool is_on_ = false;
   std::optional<void*> first_;
   hiding others_ = hiding::none;
+  std::function<bool()> until_;
   std::map<void*, hiding> hidden_;
   std::map<hiding, std::size_t> done_;
 };
@@ -227,6 +262,23 @@ TEST_F(KnownDone, KeepsTheResultsOfWhatALaterRequestHasWaitedFor) {
   EXPECT_TRUE(eventually([&] { return has(beside, 5) == true; }));
   EXPECT_TRUE(eventually([&] { return has(input, 2) == true; }));
   EXPECT_TRUE(eventually([&] { return has(output, 2) == true; }));
+}
+
+/// The verdict of the work comes before the loss, and the lane sees it after the loss.
+TEST_F(KnownDone, KeepsNoResultThatHasAVerdict) {
+  const auto wrong = filled(0);
+  const auto right = filled(0);
+  const auto beside = filled(0);
+  hide(hiding::until_loss);
+  auto before = device_.upload(beside, host_buffer{elements(count, 5)}); // in the first stream
+  const auto failing = device_.launch(judged, to_bytes(std::int32_t{7}), {}, {wrong});
+  auto last = device_.launch(judged, to_bytes(std::int32_t{0}), {}, {right});
+  EXPECT_TRUE(eventually([&] { return screen_->done(hiding::until_loss) == 2; }));
+  screen_->hide_until([=] { return failing.ready(); });
+  kill();
+  EXPECT_TRUE(has_code(answer_of(failing), errc::worker_lost));
+  EXPECT_TRUE(eventually([&] { return has(right, 1) == true; }));
+  EXPECT_TRUE(has_code(device_.download(wrong), errc::indeterminate));
 }
 
 } // namespace

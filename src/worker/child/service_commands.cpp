@@ -152,8 +152,7 @@ caf::error worker_service::serve(command what, wire_reader& body, wire_writer& r
   case command::open_memory:
     return std::exchange(memory_ready_, false) ? caf::error{} : open_memory();
   case command::close_memory:
-    libraries_.drop();
-    return device_->close_memory();
+    return libraries_.close_memory(*device_);
   case command::allocate: {
     const auto x = body.get<allocate_args>();
     return on(x.stream, [&](stream_view s) {
@@ -267,15 +266,16 @@ caf::error worker_service::bind() {
   return {};
 }
 
-/// Also makes what libraries keep for the device.
+/// Also makes what libraries keep for the device. If it fails, the parent may try again.
 caf::error worker_service::open_memory() {
-  if (auto error = device_->open_memory())
-    return error;
   auto stream = device_->create_stream();
   if (!stream)
     return stream.error();
-  auto error = libraries_.make(*device_, options_.device, *stream);
+  auto error = libraries_.open_memory(*device_, options_.device, *stream);
+  const bool is_open = !error;
   keep_first(error, device_->destroy_stream(*stream));
+  if (error && is_open)
+    keep_first(error, libraries_.close_memory(*device_));
   return error;
 }
 
@@ -359,15 +359,17 @@ caf::error worker_service::record(event_view event, const service_stream& stream
 
 caf::error worker_service::launch(command what, wire_reader& body) {
   const auto x = body.get<launch_request>();
-  if (!body.ok())
+  const bool runs = what == command::launch;
+  if (!body.ok() || x.verdict.size() > (runs ? 1 : 0))
     return malformed();
   std::int32_t* verdict = nullptr;
-  for (auto& place : x.verdict)
-    if (auto* word = host_address(place, sizeof *verdict); word != nullptr)
-      verdict = reinterpret_cast<std::int32_t*>(word);
-    else
+  for (auto& place : x.verdict) {
+    auto* word = host_address(place, sizeof *verdict);
+    if (word == nullptr || place.offset % sizeof *verdict != 0)
       return no_such("host memory");
-  if (what == command::prepare_launch && x.stream == 0) {
+    verdict = reinterpret_cast<std::int32_t*>(word);
+  }
+  if (!runs && x.stream == 0) {
     auto stream = take(ready_streams_, [this] { return device_->create_stream(); });
     if (!stream)
       return stream.error();
@@ -379,14 +381,21 @@ caf::error worker_service::launch(command what, wire_reader& body) {
 
 caf::error worker_service::launch(command what, const launch_request& x, stream_view stream,
                                   std::int32_t* verdict) {
+  const bool runs = what == command::launch;
   service_context context{*device_,   options_.device, stream,
                           libraries_, verdict,         options_.on_fault};
-  if (const auto library = find_library_launch(x.name))
+  if (const auto library = find_library_launch(x.name)) {
+    if (runs && (verdict != nullptr) != (library->judge != nullptr))
+      return make_error(errc::invalid_argument,
+                        "\"" + x.name + "\" has a verdict in one of the processes only");
+    making_context before{*device_, options_.device, stream, libraries_};
     return call_library_on(*device_, x.name, 0, [&] {
-      const auto& f = what == command::launch ? library->enqueue : library->prepare;
-      return f ? f(context, x.reads, x.writes, x.arguments) : caf::error{};
+      const auto& f = runs ? library->enqueue : library->prepare;
+      auto& in = runs ? static_cast<launch_context&>(context) : before;
+      return f ? f(in, x.reads, x.writes, x.arguments) : caf::error{};
     });
-  if (const auto function = find_launch(x.name); function && what == command::launch)
+  }
+  if (const auto function = find_launch(x.name); function && runs)
     return launch(function, context, x);
   return make_error(errc::invalid_argument,
                     "no launch is registered in the worker as \"" + x.name + "\"");

@@ -347,29 +347,38 @@ caf::error remote_device::copy_peer(void* target, int target_device, const void*
   return copy(target, source, size_bytes, copy_direction::device_to_device, stream);
 }
 
-caf::error remote_device::run(command what, const registered_call& call,
-                              stream_view stream) noexcept {
-  launch_request request{std::string{call.name},
-                         {call.reads.begin(), call.reads.end()},
-                         {call.writes.begin(), call.writes.end()},
-                         {call.arguments.begin(), call.arguments.end()},
-                         id_of(stream),
-                         {}};
-  if (call.verdict != nullptr) {
-    if (!pool_->place_of(ordinal_).host.empty())
-      return fail(errc::not_supported, "a launch with a verdict on another host");
-    auto place = pool_->segments().place_of(call.verdict, sizeof(std::int32_t), *link_);
-    if (!place)
-      return place.error();
-    request.verdict.push_back(*place);
-  }
+caf::expected<std::vector<shared_place>>
+remote_device::place_of_verdict(const registered_call& x) noexcept {
+  std::vector<shared_place> result;
+  if (x.verdict == nullptr)
+    return result;
+  if (!pool_->place_of(ordinal_).host.empty())
+    return fail(errc::not_supported, "a launch with a verdict on another host");
+  const auto place = pool_->segments().place_of(x.verdict, sizeof(std::int32_t), *link_);
+  if (!place)
+    return place.error();
+  result.push_back(*place);
+  return result;
+}
+
+caf::error remote_device::send_launch(command what, const registered_call& call, stream_view stream,
+                                      std::vector<shared_place> verdict) noexcept {
+  const launch_request request{std::string{call.name},
+                               {call.reads.begin(), call.reads.end()},
+                               {call.writes.begin(), call.writes.end()},
+                               {call.arguments.begin(), call.arguments.end()},
+                               id_of(stream),
+                               std::move(verdict)};
   auto reply = link_->ask_bytes(what, wire_bytes(request));
   return reply ? caf::error{} : reply.error();
 }
 
 caf::error remote_device::launch_registered(const registered_call& what,
                                             stream_view stream) noexcept {
-  return run(command::launch, what, stream);
+  auto verdict = place_of_verdict(what);
+  if (!verdict)
+    return verdict.error();
+  return send_launch(command::launch, what, stream, std::move(*verdict));
 }
 
 void remote_device::forget_prepared() noexcept {
@@ -380,6 +389,8 @@ void remote_device::forget_prepared() noexcept {
 /// Asks the worker only for what it has not prepared yet. The spare prepares it, too.
 caf::error remote_device::prepare_registered(const registered_call& what,
                                              stream_view stream) noexcept {
+  if (const auto verdict = place_of_verdict(what); !verdict) // else the launch would fail at it
+    return verdict.error();
   if (prepares(latest_prepared_, what)) // often the same for many launches
     return {};
   auto latest = as_prepared(what);
@@ -388,12 +399,13 @@ caf::error remote_device::prepare_registered(const registered_call& what,
     latest_prepared_ = std::move(latest);
     return {};
   }
-  if (auto error = run(command::prepare_launch, what, stream))
+  if (auto error = send_launch(command::prepare_launch, what, stream, {}))
     return error;
   if (prepared_.size() == most_prepared)
     prepared_.clear();
-  if (const auto spare = pool_->spare(ordinal_)) // its loss is noticed elsewhere
-    static_cast<void>(spare->tell_bytes(command::prepare_launch, key));
+  // The lane does not wait for a spare that hangs and has no room: it prepares the launch later.
+  if (const auto spare = pool_->spare(ordinal_))
+    static_cast<void>(spare->try_tell_bytes(command::prepare_launch, key));
   pool_->prepared(ordinal_).add(key);
   prepared_.insert(std::move(key));
   return {};

@@ -100,7 +100,10 @@ private:
   /// Returns an error if the device has no slabs, or `peer` is on another host.
   caf::error check_near(int peer) const;
   template <class T> caf::expected<T> read(caf::expected<wire_reader> reply) const;
-  caf::error run(command what, const registered_call& call, stream_view stream) noexcept;
+  /// Returns the place of the word of a launch, if it has one.
+  caf::expected<std::vector<shared_place>> place_of_verdict(const registered_call& x) noexcept;
+  caf::error send_launch(command what, const registered_call& call, stream_view stream,
+                         std::vector<shared_place> verdict) noexcept;
   void forget_prepared() noexcept;
   /// Reads an address or a number, never 0.
   caf::expected<void*> address(caf::expected<wire_reader> reply) const;

@@ -84,6 +84,17 @@ caf::error worker_link::write(command what, bool wants_reply, std::span<const st
   return loss();
 }
 
+bool worker_link::try_tell_bytes(command what, std::span<const std::byte> body) noexcept {
+  if (body.size() > ring_.limit() || lost())
+    return false;
+  const command_head head{static_cast<std::uint32_t>(body.size()), static_cast<std::uint16_t>(what),
+                          0, ++last_command_};
+  if (!ring_.try_write(head, body, {}))
+    return false;
+  ring_.ring();
+  return true;
+}
+
 bool worker_link::wait_for_reply(command what, std::chrono::nanoseconds limit) noexcept {
   auto there = [this] { // numbers count up: one that is too large ends the wait, too
     return area_.replied.load(std::memory_order_acquire) >= last_command_ || lost();

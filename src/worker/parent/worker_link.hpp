@@ -115,9 +115,8 @@ public:
   caf::error tell(command what, const T& arguments = {}) noexcept {
     return write(what, false, bytes_of(arguments), {}, command_limit());
   }
-  caf::error tell_bytes(command what, std::span<const std::byte> body) noexcept {
-    return write(what, false, body, {}, command_limit());
-  }
+  /// The same if there is room at once. Returns whether it was enqueued.
+  bool try_tell_bytes(command what, std::span<const std::byte> body) noexcept;
   /// Enqueues a command and waits for its reply, which is readable until the next one.
   /// @errors errors of the worker; errc::worker_lost
   template <wire_value T = no_arguments>
