@@ -134,7 +134,7 @@ caf::error buffer::check_readable(locked order, std::size_t begin, std::size_t e
          by->unreadable_behind(order, *this, *a.at, std::max(begin, a.begin), std::min(end, a.end)))
       if (!accepted.includes(x.skipped_by))
         return x.error();
-    if (!by->cancelled() && by->marks_skipped() && !accepted.includes(by->number()))
+    if (!by->cancelled() && by->marks_skipped() && !accepted.includes(by->request_number()))
       return skipped(by->cause());
   }
   return {};

@@ -58,26 +58,52 @@ TEST_F(Step, HasOneDeadline) {
   EXPECT_EQ(content(y), same(3)) << "what has begun runs on";
 }
 
-TEST_F(Step, IsRepeatedByItsNumber) {
-  auto x = filled(1), y = filled(2), z = filled(3);
-  recording r;
-  r.copy("y", "x").copy("x", "z");
-  const auto step = must(w_.record(r, {{"x", x}, {"y", y}, {"z", z}}));
-  gate held;
-  auto before = held.hold_lane(w_.device_of(1));
-  ASSERT_TRUE(held.wait_reached());
-  const auto late = step.run({.deadline = 50ms});
-  const auto why = error_of(answer_of(late, at_once));
-  EXPECT_TRUE(has_code(why, errc::deadline_exceeded));
-  EXPECT_NE(text_of(why).find("request 1 of the step (copy)"), std::string::npos) << text_of(why);
-  held.open();
-  EXPECT_TRUE(is_ok(answer_of(before)));
-  EXPECT_TRUE(has_code(w_.download(x), errc::skipped)) << "it did not run on rank 1";
-  EXPECT_TRUE(is_ok(answer_of(step.run({.retry_of = late.number()}))));
-  auto want = same(3);
-  want[1] = row(count, 1);
-  EXPECT_EQ(content(y), want);
-  EXPECT_EQ(content(x), same(3));
+class StepRepeated : public Step {
+protected:
+  /// Runs the step behind a launch that holds the lanes, so that it does not run before its
+  /// deadline. Returns the number of the run.
+  std::uint64_t run_late() {
+    for (auto& on : devices_of(w_))
+      before_.push_back(lanes_.hold_lane(on));
+    EXPECT_TRUE(lanes_.wait_reached());
+    const auto late = step_.run({.deadline = 50ms});
+    const auto why = error_of(answer_of(late, at_once));
+    EXPECT_TRUE(has_code(why, errc::deadline_exceeded));
+    EXPECT_NE(text_of(why).find("request 1 of the step (copy)"), std::string::npos) << text_of(why);
+    return late.number();
+  }
+  void open_lanes() {
+    lanes_.open();
+    for (auto& one : before_)
+      EXPECT_TRUE(is_ok(answer_of(one)));
+  }
+  void expect_run_once() {
+    EXPECT_EQ(content(y_), same(1));
+    EXPECT_EQ(content(x_), same(3));
+  }
+
+  refs x_ = filled(1), y_ = filled(2), z_ = filled(3);
+  step step_ =
+      must(w_.record(recording{}.copy("y", "x").copy("x", "z"), {{"x", x_}, {"y", y_}, {"z", z_}}));
+  gate lanes_;
+  std::vector<pending<void>> before_;
+};
+
+TEST_F(StepRepeated, RunsByItsNumber) {
+  const auto number = run_late();
+  open_lanes();
+  EXPECT_TRUE(has_code(w_.download(x_), errc::skipped)) << "it did not run";
+  EXPECT_TRUE(is_ok(answer_of(step_.run({.retry_of = number}))));
+  expect_run_once();
+}
+
+/// The lanes still have the requests that did not run.
+TEST_F(StepRepeated, IsAdmittedBeforeTheLanesGoOn) {
+  const auto number = run_late();
+  const auto again = step_.run({.retry_of = number});
+  open_lanes();
+  EXPECT_TRUE(is_ok(answer_of(again)));
+  expect_run_once();
 }
 
 TEST_F(Step, ThatIsCancelledRunsNoRequestThatHasNotBegun) {
