@@ -266,6 +266,7 @@ TEST_F(KnownDone, KeepsTheResultsOfWhatALaterRequestHasWaitedFor) {
 
 /// The verdict of the work comes before the loss, and the lane sees it after the loss.
 TEST_F(KnownDone, KeepsNoResultThatHasAVerdict) {
+  TROUPE_HOST_ONLY("the launch computes on the host");
   const auto wrong = filled(0);
   const auto right = filled(0);
   const auto beside = filled(0);
