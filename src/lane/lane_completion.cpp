@@ -75,20 +75,20 @@ bool lane::poll(lane_stream& s) {
     const auto size = s.in_flight.size();
     auto batch = one_by_one ? 1 : size < poll_batch ? size : std::min(size / 2, poll_batch);
     auto& p = *s.in_flight[batch - 1];
-    if (p.event.native == nullptr)
+    if (p.event.native == nullptr && batch == 1)
       return finished != 0; // the end of the device or the process, which follows, drops it
     auto of_its_run = [event = p.event.native](const part* x) { return x->event.native == event; };
-    auto done = device_->query(p.event);
+    auto done = p.event.native == nullptr ? false : device_->query(p.event);
+    if ((p.event.native == nullptr || !done) && batch != 1) {
+      one_by_one = true; // those before it may be done; find the one that failed
+      continue;
+    }
     if (!done) {
       static_cast<void>(note(done.error()));
       if (auto code = code_of(done.error());
           code == errc::device_fault || code == errc::worker_lost)
         // The streams may still run: only the end of device or process drops it.
         return finished != 0;
-      if (batch != 1) {
-        one_by_one = true; // find the one that failed
-        continue;
-      }
       for (auto* x : s.in_flight | std::views::take_while(of_its_run))
         x->of->fail(x->of->on_failed_work(*x, in_full(*x, done.error())));
       // The work may still run, and uses its memory until it is over.

@@ -116,6 +116,8 @@ void worker_service::tell_first_done(service_stream& stream) noexcept {
 std::size_t worker_service::done_in(const service_stream& stream) noexcept {
   const auto& all = stream.in_flight;
   const auto is_done = [&](const outstanding& x) {
+    if (stopped_.load(std::memory_order_relaxed))
+      return false;
     const auto done = device_->query(x.native);
     if (!done)
       fault(done.error()); // the state of events is unknown from now on
@@ -124,7 +126,7 @@ std::size_t worker_service::done_in(const service_stream& stream) noexcept {
   const auto few = std::min(all.size(), most_at_once);
   if (few > 1 && is_done(all[few - 1]))
     return few;
-  return !all.empty() && !stopped_.load(std::memory_order_relaxed) && is_done(all.front()) ? 1 : 0;
+  return !all.empty() && is_done(all.front()) ? 1 : 0;
 }
 
 /// Returns true on an asynchronous error. The rank may end with work in a stream.
