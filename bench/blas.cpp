@@ -134,6 +134,7 @@ void print(const cell& x) {
 } // namespace
 
 int main(int argc, char** argv) {
+  troupe::blas::replay_kernels();
   if (auto status = troupe::worker_main(argc, argv))
     return *status;
   std::setvbuf(stdout, nullptr, _IOLBF, 0);

@@ -124,6 +124,13 @@ void matmul(recording& to, const named_matrix& a, const named_matrix& b, const n
 void matmul(const rank_recording& to, const named_matrix& a, const named_matrix& b,
             const named_matrix& d, const named_matmul_options& what = {});
 
+/// Lets products that are repeated with the same memory be launched without cuBLASLt, in this
+/// process. To be called before the first product, and before `worker_main`, so that workers do so
+/// as well. Off at first: the second run of a product is captured, and for these some 50 us CUDA
+/// refuses to synchronize the device in other threads (cudaErrorStreamCaptureUnsupported).
+/// @source CUDA programming guide, "Prohibited and Unhandled Operations" of stream capture
+void replay_kernels(bool on = true) noexcept;
+
 /// Chooses the algorithm for such a product and loads its kernel, so that the first `matmul` of
 /// this shape neither waits nor loads code while a collective runs. Runs it once in the stream's
 /// workspace, which grows by the size of the largest matrix, with its batch. The memory of the

@@ -45,8 +45,8 @@ public:
   /// If `f` throws, the launch fails with `errc::launch_failed`, and later functions of the same
   /// launch are not called. In a worker, a registered launch has already completed by then, so the
   /// exception ends the process: `errc::worker_lost`, with the exception's text.
-  /// @errors errc::not_supported: in `library_launch::prepare` and in a `library_maker`, whose
-  ///         objects `f` could outlive
+  /// @errors errc::not_supported: in `library_launch::prepare` and in a `library_maker`, since no
+  ///         operation waits there until `f` has run
   virtual caf::error run_on_host(std::function<void()> f) = 0;
 
   /// Returns what the library of this name keeps for the device; null: none is registered.

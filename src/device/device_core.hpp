@@ -43,8 +43,8 @@ public:
   }
   /// Returns whether the device, which must exist, is in another process.
   bool is_remote() const noexcept { return worker_->is_remote(); }
-  /// Returns whether the streams of the device, which must exist, are CUDA's in this process. Those
-  /// of a GPU in another process are not.
+  /// Returns whether the streams of the device, which must exist, are CUDA's in this process. False
+  /// for a GPU in another process.
   bool runs_cuda() const noexcept { return worker_->runs_cuda(); }
 
   template <class T> using answer = std::shared_ptr<operation_of<T>>;

@@ -320,6 +320,10 @@ void registered_launch_operation::on_part_done(part& p) noexcept {
 }
 
 std::shared_ptr<void> registered_launch_operation::used_by_streams() const noexcept {
+  if (!host_functions_)
+    return verdict_;
+  if (!verdict_)
+    return host_functions_;
   return std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(host_functions_,
                                                                                    verdict_);
 }

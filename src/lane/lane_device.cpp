@@ -104,7 +104,8 @@ void lane::go_down() noexcept {
   static_cast<void>(note(upload_ring_->close()));
   static_cast<void>(note(download_ring_->close()));
   verdicts_.reset();
-  static_cast<void>(note(libraries_.close_memory(*device_))); // they may use the streams
+  static_cast<void>(
+      note(libraries_.close_memory(*device_))); // before the streams: states may use them
   for (auto event : events_)
     static_cast<void>(note(device_->destroy_event(event)));
   for (auto* s : streams_.made())

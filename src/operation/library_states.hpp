@@ -20,9 +20,10 @@ namespace troupe::detail {
 /// @thread the one that issues the work of the device
 class library_states {
 public:
-  /// Opens the device's memory and makes what the libraries keep. What they enqueue in `stream` is
-  /// over when this returns. If it fails, the memory is closed and nothing is kept.
-  /// @errors those of the device and of the libraries
+  /// Opens the device's memory and makes what the libraries keep. Work that they enqueue in
+  /// `stream` is over when this returns. If it fails, the memory is closed and nothing is kept.
+  /// @errors those of the device and of the libraries. After errc::device_fault the memory stays as
+  ///         it is.
   caf::error open_memory(backend_device& on, int ordinal, stream_view stream);
   /// Drops what the libraries keep and closes the device's memory. No work is in flight.
   caf::error close_memory(backend_device& on) noexcept;

@@ -144,7 +144,7 @@ cublasStatus_t multiply(cublasLtHandle_t, cublasLtMatmulDesc_t what, const void*
 }
 
 /// Counts its launches.
-struct recorded_replay final : kernel_replay {
+struct recorded_replay final : detail::kernel_replay {
   explicit recorded_replay(const void* to) : d_at(to) {}
   cudaError_t launch(cudaStream_t) const noexcept override {
     record.replayed.push_back(d_at);
@@ -153,8 +153,8 @@ struct recorded_replay final : kernel_replay {
   const void* const d_at;
 };
 
-std::unique_ptr<const kernel_replay> capture(cudaStream_t,
-                                             const std::function<caf::error()>& enqueue) {
+std::unique_ptr<const detail::kernel_replay> capture(cudaStream_t,
+                                                     const std::function<caf::error()>& enqueue) {
   ++record.captures;
   const auto products = record.products;
   EXPECT_FALSE(enqueue());
@@ -297,6 +297,7 @@ class LtProducts : public ::testing::Test {
 protected:
   LtProducts() {
     record = {};
+    blas::replay_kernels();
     context_.state = lt_products_with(recording_functions(), nullptr_but_there());
   }
   ~LtProducts() override {
@@ -470,6 +471,16 @@ TEST_F(LtProducts, ThatAreRepeatedAreLaunchedByTheirKernels) {
   const auto before = record.products;
   ASSERT_FALSE(enqueue(x));
   EXPECT_EQ(record.products, before + 1);
+}
+
+TEST_F(LtProducts, ThatAreRepeatedAreLaunchedByCublasUnlessTheirKernelsAreWanted) {
+  blas::replay_kernels(false);
+  const auto x = ask(dtype::float32, 4, 4, 4);
+  for (int i = 0; i < 4; ++i)
+    ASSERT_FALSE(enqueue(x));
+  EXPECT_EQ(record.products, 4U);
+  EXPECT_EQ(record.captures, 0U);
+  blas::replay_kernels();
 }
 
 TEST_F(LtProducts, OfSeveralKernelsAreLaunchedByCublas) {

@@ -29,6 +29,9 @@ using blas::transpose;
 using number = std::complex<long double>;
 using numbers = std::vector<number>;
 
+/// Workers run the same binary.
+[[maybe_unused]] const bool replays = (blas::replay_kernels(), true);
+
 /// Converts between elements of a type and numbers.
 number read(dtype type, const std::byte* from) {
   const auto as = [&]<class T>(T) {

@@ -20,6 +20,8 @@ namespace {
 constinit kernel kernels[] = {TROUPE_FILL_KERNELS(TROUPE_FILL_NAME)
                                   TROUPE_MULTIPLY_KERNELS(TROUPE_MULTIPLY_NAME){"write_words"}};
 
+const kernel& word_writer = *std::prev(std::end(kernels));
+
 #define TROUPE_FILL_BYTES(bytes) bytes,
 constexpr std::size_t fill_bytes[] = {TROUPE_FILL_KERNELS(TROUPE_FILL_BYTES)};
 
@@ -99,8 +101,8 @@ cudaError_t launch_write_words(std::uint64_t* target, std::span<const std::uint6
     std::ranges::copy(some, list);
     auto count = static_cast<unsigned>(some.size());
     void* arguments[] = {&target, list, &count};
-    if (const auto code = launch(std::end(kernels)[-1], dim3{blocks_for(count)}, block_threads,
-                                 arguments, stream);
+    if (const auto code =
+            launch(word_writer, dim3{blocks_for(count)}, block_threads, arguments, stream);
         code != cudaSuccess)
       return code;
     words = words.subspan(some.size());

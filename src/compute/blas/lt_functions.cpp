@@ -38,7 +38,7 @@ caf::expected<lt_functions> load() {
   TROUPE_LT_FUNCTIONS(TROUPE_LT_LOAD)
 #undef TROUPE_LT_LOAD
   result.write_words = detail::launch_write_words;
-  result.capture = capture_kernel;
+  result.capture = detail::capture_kernel;
   return result;
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "backend/cuda/fill.hpp"
-#include "compute/blas/kernel_replay.hpp"
+#include "backend/cuda/kernel_replay.hpp"
 #include <troupe/error.hpp>
 
 #include <cublasLt.h>
@@ -33,7 +33,7 @@ struct lt_functions {
 #undef TROUPE_LT_MEMBER
   // Of this library:
   decltype(&detail::launch_write_words) write_words = nullptr;
-  decltype(&capture_kernel) capture = nullptr;
+  decltype(&detail::capture_kernel) capture = nullptr;
 };
 
 /// Returns the functions; loads the library first.

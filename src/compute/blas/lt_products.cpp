@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -18,21 +19,24 @@ namespace {
 
 constexpr std::size_t most_plans = 4096;
 constexpr std::size_t most_plan_bytes = std::size_t{8} << 20;
-constexpr std::size_t most_repeated = 256;
-constexpr std::size_t most_repeated_bytes = std::size_t{4} << 20;
+constexpr std::size_t most_repeated = 1024;
+constexpr std::size_t most_repeated_bytes = std::size_t{16} << 20;
+
+/// Whether products that are repeated are launched by their kernels.
+std::atomic<bool> replays = false;
 
 /// A product that was enqueued before with the same memory. Its kernel is launched without
 /// cuBLASLt, which takes twice as long.
 struct repeated_product {
   explicit repeated_product(std::shared_ptr<const lt_plan> x) : plan(std::move(x)) {}
-  std::size_t size_bytes() const noexcept {
-    constexpr std::size_t of_graph = std::size_t{8} << 10; // about
-    return sizeof *this + (kernel ? of_graph : 0);
+  /// Returns about how much memory it takes, with the graph of its kernel.
+  static std::size_t size_bytes() noexcept {
+    return sizeof(repeated_product) + (std::size_t{8} << 10);
   }
 
   const std::shared_ptr<const lt_plan> plan; ///< its address is part of the key
   std::uint64_t times = 0;
-  std::unique_ptr<const kernel_replay> kernel; ///< null: cuBLASLt launches it
+  std::unique_ptr<const detail::kernel_replay> kernel; ///< null: cuBLASLt launches it
 };
 
 /// The handle of cuBLASLt on a device, and its plans.
@@ -90,6 +94,8 @@ public:
       return plan->enqueue(handle_, x, memory.b.front().address, memory.a.front().address,
                            x.reads_c ? memory.c.front().address : d, d, room, stream);
     };
+    if (!replays.load(std::memory_order_relaxed))
+      return by_cublas();
     auto& before = repeated_of(plan, x, memory, room);
     if (++before.times == 2) // its kernel is loaded
       before.kernel = lt_->capture(stream, by_cublas);
@@ -99,7 +105,8 @@ public:
   }
 
 private:
-  /// What a kernel's arguments depend on, beside the plan. No padding: it is compared as bytes.
+  /// The values that a kernel's arguments depend on, beside the plan. No padding: it is compared as
+  /// bytes.
   struct repeated_key {
     repeated_key(const lt_plan& plan, const product& x, const product_memory& memory,
                  const void* room)
@@ -132,7 +139,7 @@ private:
     return *added;
   }
 
-  /// What a plan depends on. No padding: it is compared as bytes.
+  /// The values that a plan depends on. No padding: it is compared as bytes.
   struct plan_key {
     plan_key() = default;
     /// Alpha and beta do not matter, except whether c is read.
@@ -235,6 +242,8 @@ caf::expected<std::unique_ptr<library_state>> make_lt_products(launch_context& c
     return result{std::make_unique<lt_products>(std::move(error))};
   return lt_products_with(**lt, handle);
 }
+
+void replay_products(bool on) noexcept { replays.store(on); }
 
 std::unique_ptr<library_state> lt_products_with(const lt_functions& lt, cublasLtHandle_t handle) {
   return std::make_unique<lt_products>(lt, handle);

@@ -15,6 +15,9 @@ inline constexpr const char* lt_library_name = "troupe.blas";
 /// elsewhere. If cuBLASLt cannot be loaded, each product fails with the reason.
 caf::expected<std::unique_ptr<library_state>> make_lt_products(launch_context& context);
 
+/// As `replay_kernels`.
+void replay_products(bool on) noexcept;
+
 /// Makes the same with functions that are loaded, and a handle, which it destroys.
 std::unique_ptr<library_state> lt_products_with(const lt_functions& lt, cublasLtHandle_t handle);
 

@@ -262,6 +262,12 @@ caf::error enqueue_launch(launch_context& context, std::span<const launch_memory
 
 } // namespace
 
+void replay_kernels([[maybe_unused]] bool on) noexcept {
+#if TROUPE_HAS_CUDA
+  replay_products(on);
+#endif
+}
+
 pending<void> matmul(const device& on, const matrix& a, const matrix& b, const matrix& d,
                      const matmul_options& what, request_options options) {
   return start(on, pack_one(a, b, d, what), options);

@@ -403,7 +403,7 @@ caf::error remote_device::prepare_registered(const registered_call& what,
     return error;
   if (prepared_.size() == most_prepared)
     prepared_.clear();
-  // The lane does not wait for a spare that hangs and has no room: it prepares the launch later.
+  // The lane does not wait for room in the ring of a spare that hangs.
   if (const auto spare = pool_->spare(ordinal_))
     static_cast<void>(spare->try_tell_bytes(command::prepare_launch, key));
   pool_->prepared(ordinal_).add(key);

@@ -117,7 +117,7 @@ private:
   const std::shared_ptr<device_slabs> slabs_;
   bool is_trusted_ = true; ///< the memory in `slabs_`, after the losses since `open_memory`
   std::set<std::vector<std::byte>> prepared_; ///< what the worker has prepared for launches
-  launch_request latest_prepared_;            ///< one of them
+  launch_request latest_prepared_;            ///< the last one that was looked up
   std::deque<remote_event> events_;
   std::vector<remote_event*> free_events_;
   /// Shared with the listeners of links.

@@ -8,7 +8,7 @@
 #include <functional>
 #include <memory>
 
-namespace troupe::blas {
+namespace troupe::detail {
 
 /// The launch of one kernel with its arguments.
 /// @thread one
@@ -20,9 +20,10 @@ public:
 };
 
 /// Calls `enqueue`, which puts work into `stream`, and keeps the work instead of running it.
-/// Returns null if the work is anything else than one kernel.
+/// Returns null if the work is anything else than one kernel. Meanwhile CUDA refuses to synchronize
+/// the device, in all threads.
 /// @source CUDA driver API, "Graph Management": the arguments of a kernel node belong to the graph
 std::unique_ptr<const kernel_replay> capture_kernel(cudaStream_t stream,
                                                     const std::function<caf::error()>& enqueue);
 
-} // namespace troupe::blas
+} // namespace troupe::detail

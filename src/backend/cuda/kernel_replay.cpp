@@ -1,4 +1,4 @@
-#include "compute/blas/kernel_replay.hpp"
+#include "backend/cuda/kernel_replay.hpp"
 
 #include "backend/cuda/driver_functions.hpp"
 
@@ -8,20 +8,24 @@
 #include <utility>
 #include <vector>
 
-namespace troupe::blas {
+namespace troupe::detail {
 
 namespace {
 
-namespace driver = detail::driver;
-
 class captured_kernel final : public kernel_replay {
 public:
-  explicit captured_kernel(CUgraph graph) noexcept : graph_(graph) {}
+  captured_kernel() = default;
   ~captured_kernel() override {
-    static_cast<void>(driver::destroy_graph(graph_)); // frees memory of the host
+    if (graph_ != nullptr)
+      static_cast<void>(driver::destroy_graph(graph_)); // frees memory of the host
   }
   captured_kernel(const captured_kernel&) = delete;
   captured_kernel& operator=(const captured_kernel&) = delete;
+
+  /// Takes what was captured. Returns false if the capture failed.
+  bool end_capture(cudaStream_t stream) noexcept {
+    return driver::end_capture(stream, &graph_) == cudaSuccess && graph_ != nullptr;
+  }
 
   /// Reads how the graph launches its kernel. Returns false if it has anything else than one.
   bool read() {
@@ -79,7 +83,7 @@ private:
            add(CU_LAUNCH_ATTRIBUTE_COOPERATIVE, [](auto& x) { return x.cooperative != 0; });
   }
 
-  const CUgraph graph_; // it has the arguments
+  CUgraph graph_ = nullptr; // it has the arguments
   CUfunction function_ = nullptr;
   void** arguments_ = nullptr;
   void** argument_bytes_ = nullptr;
@@ -91,16 +95,18 @@ private:
 
 std::unique_ptr<const kernel_replay> capture_kernel(cudaStream_t stream,
                                                     const std::function<caf::error()>& enqueue) {
+  auto result = std::make_unique<captured_kernel>();
   if (driver::begin_capture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) != cudaSuccess)
     return nullptr;
-  const auto error = enqueue();
-  CUgraph graph = nullptr;
-  const auto code = driver::end_capture(stream, &graph);
-  if (graph == nullptr)
-    return nullptr;
-  auto result = std::make_unique<captured_kernel>(graph);
-  const bool is_one = code == cudaSuccess && !error && result->read();
+  caf::error error;
+  try {
+    error = enqueue();
+  } catch (...) {
+    static_cast<void>(result->end_capture(stream));
+    throw;
+  }
+  const bool is_one = result->end_capture(stream) && !error && result->read();
   return is_one ? std::move(result) : nullptr;
 }
 
-} // namespace troupe::blas
+} // namespace troupe::detail
