@@ -126,8 +126,8 @@ void matmul(const rank_recording& to, const named_matrix& a, const named_matrix&
 
 /// Lets products that are repeated with the same memory be launched without cuBLASLt, in this
 /// process. To be called before the first product, and before `worker_main`, so that workers do so
-/// as well. Off at first: the second run of a product is captured, and for these some 50 us CUDA
-/// refuses to synchronize the device in other threads (cudaErrorStreamCaptureUnsupported).
+/// as well. Off at first: the second run of a product is captured, and meanwhile CUDA refuses to
+/// synchronize the device in other threads (cudaErrorStreamCaptureUnsupported).
 /// @source CUDA programming guide, "Prohibited and Unhandled Operations" of stream capture
 void replay_kernels(bool on = true) noexcept;
 
