@@ -67,15 +67,21 @@ protected:
     });
   }
 
+  /// Fills x on each of three ranks with its number, from 1.
+  static recording filled_by_rank() {
+    recording r;
+    for (int rank = 0; rank < 3; ++rank)
+      r.on(rank).fill("x", static_cast<element>(rank + 1));
+    return r;
+  }
+
   /// Runs y = the sum of all ranks' x in a world without rank 1, which returns before the operation
   /// of `sum` is made. The former y of rank 1 must not be in a sum.
   void returns_during_a_run(void (*sum)(recording&)) {
     start(3, standby_policy::communicators, loss_policy::shrink);
     const auto& w = *world_;
     auto x = must(w.allocate<element>(count)), y = must(w.allocate<element>(count));
-    recording r;
-    for (int rank = 0; rank < 3; ++rank)
-      r.on(rank).fill("x", static_cast<element>(rank + 1));
+    auto r = filled_by_rank();
     r.copy("y", "x").on(0).launch(checked_launch, {}, {}, {});
     sum(r);
     const auto step = must(w.record(r, {{"x", x}, {"y", y}}));
@@ -145,16 +151,13 @@ TEST_F(StepLosses, RunsOnTheSurvivorsIfItMay) {
   start(3, standby_policy::communicators, loss_policy::shrink);
   const auto& w = *world_;
   auto x = must(w.allocate<element>(count)), y = must(w.allocate<element>(count));
-  recording r;
-  for (int rank = 0; rank < 3; ++rank)
-    r.on(rank).fill("x", static_cast<element>(rank + 1));
+  auto r = filled_by_rank();
   r.copy("y", "x").all_reduce("y");
   const auto step = must(w.record(r, {{"x", x}, {"y", y}}));
   until_prepared();
   doors_->devices.close();
   EXPECT_EQ(code_of(kill_worker(w.device_of(1))), errc::worker_lost);
-  feed_->until(
-      [](const world_status& s) { return s.phase == world_phase::ready && s.members.size() == 2; });
+  until_members(2);
   EXPECT_TRUE(has_code(answer_of(step.run()), errc::membership_changed));
   const auto done = must(answer_of(step.run({.allow_shrunk = true})));
   EXPECT_EQ(done.ranks, (std::vector<std::int32_t>{0, 2}));

@@ -3,6 +3,7 @@
 
 #include "support/expect.hpp"
 #include "support/forwarding_backend.hpp"
+#include "support/one_device_pool.hpp"
 #include "worker/child/worker_service.hpp"
 #include "worker/parent/remote_device.hpp"
 #include "worker/parent/worker_link.hpp"
@@ -85,26 +86,6 @@ std::shared_ptr<worker_link> hanging_worker(std::chrono::nanoseconds limit) {
   return result;
 }
 
-/// The worker and the spare of one device.
-class two_workers final : public detail::worker_pool {
-public:
-  two_workers(std::shared_ptr<worker_link> worker, std::shared_ptr<worker_link> spare)
-      : worker_(std::move(worker)), spare_(std::move(spare)) {}
-  int device_count() const noexcept override { return 1; }
-  caf::expected<std::shared_ptr<worker_link>> provide(int,
-                                                      const std::stop_token&) noexcept override {
-    return worker_;
-  }
-  std::shared_ptr<worker_link> current(int) const noexcept override { return worker_; }
-  caf::error provide_spare(int, const std::stop_token&) noexcept override { return {}; }
-  std::shared_ptr<worker_link> spare(int) const noexcept override { return spare_; }
-  void release(int) noexcept override {}
-
-private:
-  const std::shared_ptr<worker_link> worker_;
-  const std::shared_ptr<worker_link> spare_;
-};
-
 class LaunchCommands : public ::testing::Test {
 protected:
   LaunchCommands() { must(service_.open()); }
@@ -167,7 +148,8 @@ TEST_F(LaunchCommands, AreCheckedForTheirVerdicts) {
 TEST_F(LaunchCommands, AHangingSpareHoldsUpNoLane) {
   constexpr auto limit = 1s;
   const auto spare = hanging_worker(limit);
-  detail::remote_device device{std::make_shared<two_workers>(link_, spare), 0, kept_memory::none};
+  detail::remote_device device{std::make_shared<one_device_pool>(link_, spare), 0,
+                               kept_memory::none};
   must(device.bind());
   const auto stream = must(device.create_stream());
   prepared = 0;

@@ -3,6 +3,7 @@
 #include "support/expect.hpp"
 #include "support/forwarding_backend.hpp"
 #include "support/hostile_text.hpp"
+#include "support/one_device_pool.hpp"
 #include "worker/child/worker_service.hpp"
 #include "worker/parent/remote_device.hpp"
 #include "worker/parent/worker_link.hpp"
@@ -13,7 +14,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <stop_token>
 #include <thread>
 
 namespace troupe::testing {
@@ -65,24 +65,6 @@ public:
   void kill() noexcept override {}
 };
 
-/// One worker, whose service runs in this process.
-class one_worker final : public detail::worker_pool {
-public:
-  explicit one_worker(std::shared_ptr<worker_link> link) : link_(std::move(link)) {}
-  int device_count() const noexcept override { return 1; }
-  caf::expected<std::shared_ptr<worker_link>> provide(int,
-                                                      const std::stop_token&) noexcept override {
-    return link_;
-  }
-  std::shared_ptr<worker_link> current(int) const noexcept override { return link_; }
-  caf::error provide_spare(int, const std::stop_token&) noexcept override { return {}; }
-  std::shared_ptr<worker_link> spare(int) const noexcept override { return nullptr; }
-  void release(int) noexcept override {}
-
-private:
-  const std::shared_ptr<worker_link> link_;
-};
-
 TEST(PeerText, IsInTheNameOfADevice) {
   const auto area = std::make_shared<detail::link_area>();
   detail::service_options options;
@@ -95,7 +77,7 @@ TEST(PeerText, IsInTheNameOfADevice) {
   std::thread driver{[&] { service.run(); }};
   const auto link = std::make_shared<worker_link>(0, *area, area, std::make_unique<no_control>());
   {
-    detail::remote_device device{std::make_shared<one_worker>(link), 0, kept_memory::none};
+    detail::remote_device device{std::make_shared<one_device_pool>(link), 0, kept_memory::none};
     must(device.bind());
     const auto got = must(device.properties());
     for (auto* name : {&got.name, &got.pci_id}) {
