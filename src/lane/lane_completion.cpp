@@ -75,14 +75,15 @@ bool lane::poll(lane_stream& s) {
     const auto size = s.in_flight.size();
     auto batch = one_by_one ? 1 : size < poll_batch ? size : std::min(size / 2, poll_batch);
     auto& p = *s.in_flight[batch - 1];
-    if (p.event.native == nullptr && batch == 1)
-      return finished != 0; // the end of the device or the process, which follows, drops it
-    auto of_its_run = [event = p.event.native](const part* x) { return x->event.native == event; };
-    auto done = p.event.native == nullptr ? false : device_->query(p.event);
-    if ((p.event.native == nullptr || !done) && batch != 1) {
+    const bool has_event = p.event.native != nullptr;
+    auto done = has_event ? device_->query(p.event) : caf::expected<bool>{false};
+    if (batch != 1 && !(has_event && done)) {
       one_by_one = true; // those before it may be done; find the one that failed
       continue;
     }
+    if (!has_event)
+      return finished != 0; // the end of the device or the process, which follows, drops it
+    auto of_its_run = [event = p.event.native](const part* x) { return x->event.native == event; };
     if (!done) {
       static_cast<void>(note(done.error()));
       if (auto code = code_of(done.error());
