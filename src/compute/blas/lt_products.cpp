@@ -25,6 +25,13 @@ constexpr std::size_t most_repeated_bytes = std::size_t{16} << 20;
 /// Whether products that are repeated are launched by their kernels.
 std::atomic<bool> replays = false;
 
+/// Returns the bytes of a key without padding.
+template <class Key> std::string bytes_of(const Key& key) {
+  std::string result(sizeof key, '\0');
+  std::memcpy(result.data(), &key, sizeof key);
+  return result;
+}
+
 /// A product that was enqueued before with the same memory. Its kernel is launched without
 /// cuBLASLt, which takes twice as long.
 struct repeated_product {
@@ -69,8 +76,7 @@ public:
     const plan_key key{x, alignments_of(x, memory)};
     if (latest_ && key == latest_key_) // often the same for many products
       return latest_;
-    std::string bytes(sizeof key, '\0');
-    std::memcpy(bytes.data(), &key, sizeof key);
+    auto bytes = bytes_of(key);
     latest_ = plans_.find(bytes);
     if (!latest_) {
       auto made = lt_plan::make(*lt_, handle_, x, key.aligned);
@@ -129,9 +135,7 @@ private:
 
   repeated_product& repeated_of(const std::shared_ptr<const lt_plan>& plan, const product& x,
                                 const product_memory& memory, const void* room) {
-    const repeated_key key{*plan, x, memory, room};
-    std::string bytes(sizeof key, '\0');
-    std::memcpy(bytes.data(), &key, sizeof key);
+    auto bytes = bytes_of(repeated_key{*plan, x, memory, room});
     if (auto found = repeated_.find(bytes))
       return *found;
     auto added = std::make_shared<repeated_product>(plan);
