@@ -3,6 +3,7 @@
 #include "lane/lane.hpp" // for lane::state
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 namespace troupe::detail {
@@ -23,10 +24,12 @@ void add_predecessor(part& p, predecessor x) {
     p.predecessors.push_back(std::move(x));
 }
 
-/// Returns whether a process that is lost may still do what `a` says, which is an access of `by`.
-/// In a direct collective, each process writes to the memory of all ranks.
+/// Returns whether a process that is lost may still do what `a` says, which is an access of `by`,
+/// or what that had to follow. In a direct collective, each process writes to the memory of all
+/// ranks.
 bool is_of_lost_process(locked lock, const operation& by, const access& a) noexcept {
-  return is_lost(lock, *a.at) || (a.writes && by.writes_to_peers() && by.has_lost_part(lock));
+  return is_lost(lock, *a.at) || (a.writes && ((by.writes_to_peers() && by.has_lost_part(lock)) ||
+                                               may_follow_lost_work(lock, by)));
 }
 
 /// Returns true if `u` supersedes the `i`th access, which is of `by`. If `u` supersedes only a part
@@ -81,6 +84,23 @@ bool order_use(locked lock, const std::shared_ptr<operation>& op, dependencies& 
 }
 
 } // namespace
+
+void add_overwriters(locked lock, std::vector<std::shared_ptr<operation>>& users) {
+  std::unordered_set<const operation*> known;
+  std::vector<std::shared_ptr<operation>> open;
+  for (auto& x : users) {
+    known.insert(x.get());
+    if (x->writes_to_peers() && x->has_lost_part(lock))
+      open.push_back(x);
+  }
+  for (std::size_t i = 0; i < open.size(); ++i) { // grows
+    const auto first = open.size();
+    open[i]->add_overwriters(open);
+    for (auto j = first; j < open.size(); ++j)
+      if (known.insert(open[j].get()).second)
+        users.push_back(open[j]);
+  }
+}
 
 void order_uses(locked lock, const std::shared_ptr<operation>& op, dependencies& around,
                 std::span<const use> uses, bool held) {

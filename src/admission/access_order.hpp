@@ -41,6 +41,10 @@ inline bool is_over(const std::shared_ptr<operation>& by, const part& at) {
   return !by || by->settled() || is_delivered(at);
 }
 
+/// Adds to `users`, which the loss of a process ends, what was admitted to overwrite memory of
+/// other devices that this process may still write: its result would not be certain.
+void add_overwriters(locked lock, std::vector<std::shared_ptr<operation>>& users);
+
 /// Removes the accesses for which `f` returns true.
 template <class F> void remove_if(access_list& from, F f) {
   for (std::size_t i = 0; i < from.size();)

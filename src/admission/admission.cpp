@@ -38,7 +38,7 @@ void expect_parts(locked lock, operation& op) noexcept {
 /// Returns whether the lanes keep an order behind `first`, so that what is held behind it may go
 /// on.
 bool keeps_order_behind(locked lock, const operation& first) noexcept {
-  return first.on_lanes() && !first.has_lost_part(lock);
+  return first.on_lanes() && !first.has_lost_part(lock) && !may_follow_lost_work(lock, first);
 }
 
 /// Returns whether a device of `op` is lost and not back yet.

@@ -153,7 +153,11 @@ std::vector<flight_entry> operation::open_records() const {
 }
 
 bool is_lost(locked lock, const part& p) noexcept {
-  return device_state_of(*p.on).is_lost(lock, p.of->position()) && !p.over();
+  return device_state_of(*p.on).is_lost(lock, p.of->position()) && !(p.over() && p.of->settled());
+}
+
+bool may_follow_lost_work(locked lock, const operation& x) noexcept {
+  return x.failed() && !x.settled() && device_state::any_has_lost_work(lock);
 }
 
 bool operation::has_lost_part(locked lock) const noexcept {
@@ -184,6 +188,13 @@ void operation::precede(const std::shared_ptr<operation>& successor, bool reads)
   }
   successor->open_.fetch_add(1, std::memory_order_relaxed);
   successors_.push_back({successor, reads});
+}
+
+void operation::add_overwriters(std::vector<std::shared_ptr<operation>>& to) const {
+  std::lock_guard lock{guard_};
+  for (auto& x : successors_)
+    if (!x.reads)
+      to.push_back(x.who);
 }
 
 void operation::overwrites(locked, const std::shared_ptr<buffer>& memory,

@@ -167,9 +167,13 @@ inline bool is_delivered(const part& p) noexcept {
   return p.delivered.load(std::memory_order_acquire);
 }
 
-/// Returns whether the part may be at work in a process that is lost (`device_state::is_lost`).
-/// A stream of the lane then keeps no order between it and later parts.
+/// Returns whether the part, or what it had to follow, may be at work in a process that is lost
+/// (`device_state::is_lost`). A stream of the lane then keeps no order between it and later parts.
 bool is_lost(locked, const part& p) noexcept;
+
+/// Returns whether `x`, which has failed, may have had to follow work of a process that is lost,
+/// and that is not over yet. The parts of `x` may be.
+bool may_follow_lost_work(locked, const operation& x) noexcept;
 
 /// The parts of an operation, aligned to cache lines. Aligned `new` would take ten times as long.
 class part_list {
@@ -340,6 +344,8 @@ public:
   /// Makes `successor`, which uses what this writes, settle after this, and fail with it if it
   /// `reads`.
   void precede(const std::shared_ptr<operation>& successor, bool reads);
+  /// Adds the successors to `to` that overwrite what this writes, and do not read it.
+  void add_overwriters(std::vector<std::shared_ptr<operation>>& to) const;
   /// Notes that it will overwrite the indeterminate or skipped range `x`, or else marks it again.
   void overwrites(locked, const std::shared_ptr<buffer>& memory, const buffer::unreadable_range& x);
   /// Returns the ranges of `memory` in [begin, end) that were indeterminate or skipped and stay so,

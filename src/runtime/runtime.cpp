@@ -508,6 +508,7 @@ void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
   {
     admission_lock lock;
     retry_order::leave_out_waiting(lock, users, *last);
+    add_overwriters(lock, users);
   }
   note_end(why);
   tell_watchers(state.ordinal(), why); // before the operations fail: the lane drops failed ones

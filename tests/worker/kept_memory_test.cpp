@@ -298,6 +298,32 @@ TEST_F(KeptMemory, IsBusyWhereTheLostWorkerWroteUntilItsWorkIsOver) {
   must(answer_of(copying));
 }
 
+/// The last request that would have written there waited in the lane until the loss. It never
+/// began, but what it had to follow goes on.
+TEST_F(KeptMemory, IsBusyWhereARequestThatNeverBeganWouldHaveWritten) {
+  start(kept_memory::after_end);
+  seen_->work_is_over = false;
+  auto written = filled(device_, counted(0));
+  auto other = filled(device_, counted(5));
+  auto endless = write_endlessly(written);
+  const auto worker = static_cast<pid_t>(worker_of(device_));
+  ASSERT_EQ(::kill(worker, SIGSTOP), 0);
+  auto first = device_.fill(other, 1u); // the lane waits for the worker's reply
+  auto behind = device_.fill(written, 1u);
+  auto uploading = device_.upload(written, host_buffer{counted(9)});
+  ASSERT_EQ(::kill(worker, SIGKILL), 0);
+  for (auto* x : {&endless, &first, &behind, &uploading})
+    EXPECT_TRUE(has_code(answer_of(*x).error(), errc::worker_lost));
+  const auto made = folder_.file("the memory was used");
+  auto using_it = device_.launch(make_file, bytes_of_text(made), {}, {any_gpu_ref{written}});
+  for (int i = 0; i < 20; ++i)
+    EXPECT_TRUE(works(device_));
+  EXPECT_FALSE(std::filesystem::exists(made));
+  seen_->work_is_over = true;
+  must(answer_of(using_it));
+  EXPECT_TRUE(std::filesystem::exists(made));
+}
+
 /// Transfers use memory of the lane, which goes with the lost worker.
 TEST_F(KeptMemory, EndsTheTransfersOfTheLostWorker) {
   start(kept_memory::after_end);
@@ -452,9 +478,13 @@ TEST_F(KeptMemory, OfALivingRankIsBusyWhileTheLostOneMayWrite) {
   std::vector<gpu_ref<std::uint32_t>> to{filled(device_, counted(0)), filled(other, counted(0))};
   auto endless = write_endlessly(from[0]);
   auto summing = w.all_reduce(from, to, reduce_op::sum); // the other rank waits for the lost one
+  auto filling = other.fill(to[1], 2u);
+  auto again = other.fill(to[1], 3u);
   kill();
   EXPECT_TRUE(has_code(answer_of(endless).error(), errc::worker_lost));
   EXPECT_TRUE(has_code(answer_of(summing).error(), errc::worker_lost));
+  EXPECT_TRUE(has_code(answer_of(filling).error(), errc::worker_lost)); // may be overwritten
+  EXPECT_TRUE(has_code(answer_of(again).error(), errc::worker_lost));
   auto late = other.fill(to[1], 8u, {.deadline = 20ms});
   EXPECT_TRUE(has_code(answer_of(late).error(), errc::deadline_exceeded));
   const auto made = folder_.file("the memory was used");
