@@ -79,6 +79,11 @@ struct peer_copy {
   std::size_t size_bytes = 0;
 };
 
+/// Work that was recorded (`backend_device::record_graph`).
+struct graph_view {
+  void* native = nullptr;
+};
+
 /// One device, driven by one thread: its lane.
 /// @thread only the device's lane, after `bind`, unless a function says otherwise
 /// @errors every function returns `errc::device_fault` once a sticky fault is seen, otherwise
@@ -146,6 +151,32 @@ public:
   /// call CUDA. CUDA does not call it once the context is in error.
   [[nodiscard]] virtual caf::error launch_host(stream_view stream, void (*function)(void*),
                                                void* argument) noexcept = 0;
+
+  /// Returns whether `record_graph` can record work.
+  /// @thread any
+  [[nodiscard]] virtual bool records_graphs() const noexcept { return false; }
+  /// Records what `enqueue` enqueues in `stream`, in place of its execution. The result can be
+  /// launched again and again.
+  /// @errors errc::not_supported: some of it cannot be recorded; those of `enqueue`. Nothing runs
+  ///         after an error
+  [[nodiscard]] virtual caf::expected<graph_view>
+  record_graph(stream_view stream, const std::function<caf::error()>& enqueue) noexcept {
+    static_cast<void>(stream);
+    static_cast<void>(enqueue);
+    return make_error(errc::not_supported, "the device records no graphs");
+  }
+  /// Launches a graph of this device in stream order.
+  [[nodiscard]] virtual caf::error launch_graph(graph_view graph, stream_view stream) noexcept {
+    static_cast<void>(graph);
+    static_cast<void>(stream);
+    return make_error(errc::not_supported, "the device records no graphs");
+  }
+  /// Drops a graph. Its launches may still run.
+  /// @thread any
+  [[nodiscard]] virtual caf::error drop_graph(graph_view graph) noexcept {
+    static_cast<void>(graph);
+    return {};
+  }
 
   /// Clears the calling thread's last CUDA error, which the next launch of a user would take for
   /// its own. Logs it, each kind once per device.
@@ -391,7 +422,21 @@ public:
   [[nodiscard]] virtual caf::error enqueue(std::span<const collective_call> calls,
                                            stream_view stream) noexcept = 0;
 
-  /// Makes `event` that of the end of the last `enqueue`, after which nothing entered `stream`.
+  /// Called before each `enqueue` whose calls are recorded in a graph.
+  /// @shape number: ascending within the graph, from 1
+  virtual void begin_recorded(std::uint32_t number) noexcept { static_cast<void>(number); }
+  /// Launches a graph of `device`, that of the rank, which has calls of this rank.
+  [[nodiscard]] virtual caf::error replay(graph_view graph, stream_view stream,
+                                          backend_device& device) noexcept {
+    return device.launch_graph(graph, stream);
+  }
+  /// Returns the number of the last recorded call that has ended in the launch of a graph that runs
+  /// or was the last to run; 0: none.
+  /// @thread any
+  virtual std::uint32_t reached() const noexcept { return 0; }
+
+  /// Makes `event` that of the end of the last `enqueue` or `replay`, after which nothing entered
+  /// `stream`.
   virtual caf::error mark_end(event_view event, stream_view stream,
                               backend_device& device) noexcept {
     return device.record(event, stream);

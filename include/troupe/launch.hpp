@@ -78,10 +78,19 @@ using registered_launch = std::function<caf::error(
     launch_context&, std::span<const any_gpu_ref> reads, std::span<const any_gpu_ref> writes,
     std::span<const std::byte> arguments)>;
 
+/// What a `step` may do with a launch that it makes again and again.
+enum class repetition : std::uint8_t {
+  calls, ///< the function is called each time. Steps with such a launch run as their requests
+  /// The function depends on nothing but its parameters, and enqueues work on the device alone. So
+  /// what it enqueues may be recorded once, in a graph, and launched again without another call.
+  replays
+};
+
 /// Registers a launch by name, so that requests for it can travel between processes. Call it once
 /// per process, at start.
 /// @errors errc::invalid_argument: the name is taken or empty, or the function is empty
-caf::error register_launch(std::string name, registered_launch function);
+caf::error register_launch(std::string name, registered_launch function,
+                           repetition repeats = repetition::calls);
 
 /// Returns the launch of that name; empty if there is none.
 registered_launch find_launch(const std::string& name);
@@ -113,6 +122,7 @@ struct library_launch {
   std::function<void(std::span<std::byte> arguments)> clear_ignored = {};
   /// Returns the error for a verdict of the work, which is not 0 (`launch_context::verdict`).
   std::function<caf::error(std::int32_t)> judge = {};
+  repetition repeats = repetition::calls; ///< of `enqueue`; not for launches with `judge`
 };
 
 /// Registers a launch of a library, in the same way.

@@ -60,6 +60,20 @@ collective_operation::collective_operation(const char* verb,
   add_all_uses();
 }
 
+collective_operation::collective_operation(const char* verb,
+                                           std::shared_ptr<collective_world> world,
+                                           std::vector<rank_call> calls, std::span<const use> uses)
+    : operation_of(verb, calls.size()), world_(std::move(world)), absent_() {
+  take(std::move(calls));
+  expect_uses(uses.size());
+  for (auto& p : parts()) {
+    place_part(p, calls_of(p).front()->rank, *world_);
+    p.needs = calls_of(p).front();
+  }
+  for (auto& u : uses)
+    add_use(use{u});
+}
+
 collective_operation::collective_operation(locked lock, std::shared_ptr<collective_world> world,
                                            const rank_call& any_call, rank_set absent)
     : operation_of(joint_verb(any_call.call.what),

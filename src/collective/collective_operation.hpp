@@ -27,12 +27,15 @@ class rank_request;
 
 /// One collective, message or group, with a part for each rank that takes part. It is requested by
 /// one request, or by one request of each rank.
-class collective_operation final : public operation_of<collective_done> {
+class collective_operation : public operation_of<collective_done> {
 public:
   /// For the world without the ranks in `absent`. `calls` is sorted by rank and not empty; the
   /// handles of its ranges live until the constructor returns.
   collective_operation(const char* verb, std::shared_ptr<collective_world> world,
                        std::vector<rank_call> calls, std::uint64_t membership, rank_set absent);
+  /// The same with one call of each rank, for an operation with these uses instead of the calls'.
+  collective_operation(const char* verb, std::shared_ptr<collective_world> world,
+                       std::vector<rank_call> calls, std::span<const use> uses);
   /// Requested by one request of each rank that takes part in `any_call`, none of which is in
   /// `absent`.
   collective_operation(locked lock, std::shared_ptr<collective_world> world,
@@ -80,9 +83,12 @@ public:
   caf::error end_of_communicator(std::uint64_t epoch, const caf::error& why) const;
   void on_part_done(part& p) noexcept override;
   bool on_stall() noexcept override;
+  /// Lets it run on `target`, in the streams of its ranks.
+  void run_on(std::shared_ptr<communicator> target);
   const void* communicator_key() const noexcept override { return communicator_key_.load(); }
 
 protected:
+  const std::shared_ptr<communicator>& target() const noexcept { return communicator_; }
   void on_submit(locked lock) override;
   void before_answer(const caf::error& error) noexcept override;
   void after_answer() noexcept override;
@@ -108,7 +114,6 @@ private:
   void place_part(part& p, std::size_t rank, const collective_world& world);
   void take(std::vector<rank_call> calls);
   void add_all_uses();
-  void run_on(std::shared_ptr<communicator> target);
   bool is_held_up() const noexcept;
   bool waits_for_world(locked lock) const;
   caf::expected<issue_outcome> issue_shrunk(part& p, lane& on);

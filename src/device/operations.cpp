@@ -151,6 +151,10 @@ public:
         of_(*p.of), generation_(on.state().generation()), kept_(kept) {}
 
   caf::error run_on_host(std::function<void()> f) override {
+    if (of_.position() == 0) // a step enqueues it, and keeps nothing for the function
+      return make_error(errc::not_supported,
+                        "a launch that is registered with repetition::replays has a function of "
+                        "the host");
     if (!kept_)
       kept_ = make_kept();
     auto& call = kept_->calls.emplace_back(std::move(f), *kept_);

@@ -63,6 +63,15 @@ public:
   caf::error launch_host(stream_view on, void (*f)(void*), void* x) noexcept override {
     return inner_->launch_host(on, f, x);
   }
+  bool records_graphs() const noexcept override { return inner_->records_graphs(); }
+  caf::expected<graph_view>
+  record_graph(stream_view on, const std::function<caf::error()>& enqueue) noexcept override {
+    return inner_->record_graph(on, enqueue);
+  }
+  caf::error launch_graph(graph_view x, stream_view on) noexcept override {
+    return inner_->launch_graph(x, on);
+  }
+  caf::error drop_graph(graph_view x) noexcept override { return inner_->drop_graph(x); }
   caf::error clear_last_error(std::string_view found, std::string_view what,
                               std::uint64_t number) noexcept override {
     return inner_->clear_last_error(found, what, number);

@@ -16,15 +16,20 @@ namespace {
 
 using any_launch = std::variant<registered_launch, std::shared_ptr<const library_launch>>;
 
+struct known_launch {
+  any_launch what;
+  repetition repeats = repetition::calls;
+};
+
 struct launch_registry {
   std::mutex mutex;
-  std::map<std::string, any_launch, std::less<>> launches;
+  std::map<std::string, known_launch, std::less<>> launches;
   std::vector<std::pair<std::string, library_maker>> libraries;
 };
 
 launch_registry& launches() { return detail::never_destroyed<launch_registry>(); }
 
-caf::error add_launch(std::string name, bool is_callable, any_launch x) {
+caf::error add_launch(std::string name, bool is_callable, known_launch x) {
   auto& all = launches();
   std::lock_guard lock{all.mutex};
   if (!is_callable || name.empty())
@@ -39,21 +44,22 @@ template <class T> T find_as(const std::string& name) {
   auto& all = launches();
   std::lock_guard lock{all.mutex};
   const auto i = all.launches.find(name);
-  const auto* found = i != all.launches.end() ? std::get_if<T>(&i->second) : nullptr;
+  const auto* found = i != all.launches.end() ? std::get_if<T>(&i->second.what) : nullptr;
   return found != nullptr ? *found : T{};
 }
 
 } // namespace
 
-caf::error register_launch(std::string name, registered_launch function) {
+caf::error register_launch(std::string name, registered_launch function, repetition repeats) {
   const bool is_callable = function != nullptr;
-  return add_launch(std::move(name), is_callable, std::move(function));
+  return add_launch(std::move(name), is_callable, {std::move(function), repeats});
 }
 
 caf::error register_launch(std::string name, library_launch launch) {
   const bool is_callable = launch.enqueue != nullptr;
+  const auto repeats = launch.judge ? repetition::calls : launch.repeats;
   return add_launch(std::move(name), is_callable,
-                    std::make_shared<const library_launch>(std::move(launch)));
+                    {std::make_shared<const library_launch>(std::move(launch)), repeats});
 }
 
 caf::error register_library(std::string name, library_maker make) {
@@ -75,6 +81,13 @@ namespace detail {
 
 std::shared_ptr<const library_launch> find_library_launch(const std::string& name) {
   return find_as<std::shared_ptr<const library_launch>>(name);
+}
+
+bool replays(const std::string& name) {
+  auto& all = launches();
+  std::lock_guard lock{all.mutex};
+  const auto i = all.launches.find(name);
+  return i != all.launches.end() && i->second.repeats == repetition::replays;
 }
 
 std::vector<std::pair<std::string, library_maker>> registered_libraries() {

@@ -70,6 +70,7 @@ caf::error library_states::close_memory(backend_device& on) noexcept {
   while (!states_.empty())
     states_.pop_back(); // a later library may use an earlier one
   workspaces_.clear();
+  ++workspace_changes_;
   return on.close_memory();
 }
 
@@ -78,6 +79,7 @@ void library_states::abandon() noexcept {
     static_cast<void>(state.release()); // its destructor would call a driver
   states_.clear();
   workspaces_.clear();
+  ++workspace_changes_;
 }
 
 library_state* library_states::find(std::string_view name) const noexcept {
@@ -103,8 +105,10 @@ caf::expected<void*> library_states::workspace(backend_device& on, stream_view s
       state->trim();
     memory = on.allocate(size, stream);
   }
-  if (memory)
+  if (memory) {
     mine = {*memory, size};
+    ++workspace_changes_;
+  }
   return memory;
 }
 

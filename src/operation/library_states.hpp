@@ -33,6 +33,8 @@ public:
   library_state* find(std::string_view name) const noexcept;
   /// As `launch_context::workspace`.
   caf::expected<void*> workspace(backend_device& on, stream_view stream, std::size_t size_bytes);
+  /// Returns how often a workspace has got another address, or all of them have gone.
+  std::uint64_t workspace_changes() const noexcept { return workspace_changes_; }
 
 private:
   struct area {
@@ -44,6 +46,7 @@ private:
 
   std::vector<std::pair<std::string, std::unique_ptr<library_state>>> states_;
   std::unordered_map<void*, area> workspaces_; ///< by stream
+  std::uint64_t workspace_changes_ = 0;
 };
 
 /// The context of a launch on a device of this process. Derived classes run functions on the host.

@@ -3,6 +3,7 @@
 #include "foundation/error_text.hpp"
 #include "operation/skipping.hpp"
 #include "runtime/retried_request.hpp"
+#include "step/step_operation.hpp"
 #include "step/step_run.hpp"
 
 #include <algorithm>
@@ -61,10 +62,10 @@ caf::expected<std::shared_ptr<step_core>> step_core::make(std::shared_ptr<world_
   }
   std::shared_ptr<step_core> result{
       new step_core{place_of(std::move(of)), std::move(recorded), std::move(named)}};
-  auto requests = result->bind(result->buffers_);
-  if (!requests)
-    return std::move(requests.error());
-  result->requests_ = std::move(*requests);
+  auto bound = result->bind(result->buffers_);
+  if (!bound)
+    return std::move(bound.error());
+  result->bound_ = std::move(*bound);
   return result;
 }
 
@@ -77,15 +78,11 @@ caf::error step_core::check_number(const char* verb, const std::string& name, st
                      std::to_string(ranks) + " ranks");
 }
 
-/// A request that can be made is right by itself: makes the operations once, and drops them.
-caf::expected<step_core::shared_requests> step_core::bind(const step_buffers& buffers) const {
+caf::expected<step_core::shared_step> step_core::bind(const step_buffers& buffers) const {
   auto requests = step_requests::bind(recorded_, buffers, place_.world->size());
   if (!requests)
     return std::move(requests.error());
-  const request_options checked{.allow_shrunk = true};
-  if (auto made = requests->make(place_, place_.world->absent(), checked); !made)
-    return std::move(made.error());
-  return std::make_shared<const step_requests>(std::move(*requests));
+  return bind_step(std::move(*requests), place_);
 }
 
 caf::error step_core::rebind(const std::string& name, std::vector<any_gpu_ref> refs) {
@@ -100,36 +97,31 @@ caf::error step_core::rebind(const std::string& name, std::vector<any_gpu_ref> r
   if (auto error = check_same_shapes(name, found->second, refs); error)
     return error;
   found->second = std::move(refs);
-  auto requests = bind(buffers);
-  if (!requests)
-    return std::move(requests.error());
+  auto bound = bind(buffers);
+  if (!bound)
+    return std::move(bound.error());
   buffers_ = std::move(buffers);
-  requests_ = std::move(*requests);
+  bound_ = std::move(*bound);
   return {};
 }
 
-/// Asks the backend: the streams of GPUs in other processes are not CUDA's in this one.
-std::string step_core::runs_as() const {
-  const bool is_virtual = place_.world->owner()->backend().name() == "host";
-  return std::string{"as its requests: "} +
-         (is_virtual ? "the devices are virtual" : "no CUDA graphs are made of steps");
-}
+std::string step_core::runs_as() const { return bound()->runs_as(); }
 
 void step_core::add_writes(std::vector<use>& to) const {
-  requests()->add_writes(to, place_.world->size());
+  bound()->requests.add_writes(to, place_.world->size());
 }
 
 step_core::answer step_core::run(const request_options& options) const {
-  const auto requests = this->requests();
+  const auto bound = this->bound();
   auto result = std::make_shared<step_run>();
-  auto started = start(*requests, *result, options);
+  auto started = start(bound, *result, options);
   if (started) {
     result->begin(std::move(*started));
     return result;
   }
   if (!fails_validation(started.error())) {
     std::vector<use> writes;
-    requests->add_writes(writes, place_.world->size());
+    bound->requests.add_writes(writes, place_.world->size());
     mark_skipped(writes, started.error(),
                  options.retry_of != 0 ? options.retry_of : result->number());
   }
@@ -137,7 +129,21 @@ step_core::answer step_core::run(const request_options& options) const {
   return result;
 }
 
-caf::expected<step_operations> step_core::start(const step_requests& requests, step_run& run,
+/// Makes the operations of a run: one, if nothing asks for more.
+caf::expected<step_operations> step_core::make(const shared_step& bound, rank_set absent,
+                                               const request_options& options) const {
+  const bool is_plain = absent.empty() && options.retry_of == 0 && !options.overlap;
+  if (!is_plain || !bound->is_one_operation())
+    return bound->requests.make(place_, absent, options);
+  auto whole = step_operation::make(bound, place_);
+  if (!whole)
+    return std::move(whole.error());
+  step_operations result;
+  result.all.push_back(std::move(*whole));
+  return result;
+}
+
+caf::expected<step_operations> step_core::start(const shared_step& bound, step_run& run,
                                                 const request_options& options) const {
   auto& world = *place_.world;
   if (auto error = check_no_retries(run.verb(), options); error)
@@ -153,7 +159,7 @@ caf::expected<step_operations> step_core::start(const step_requests& requests, s
   for (std::size_t rank = 0; rank < world.size() && !absent->empty(); ++rank)
     if (!absent->contains(rank))
       run.value.ranks.push_back(static_cast<std::int32_t>(rank));
-  auto made = requests.make(place_, *absent, options);
+  auto made = make(bound, *absent, options);
   if (!made || made->all.empty())
     return made;
   const auto deadline =
@@ -167,7 +173,7 @@ caf::expected<step_operations> step_core::start(const step_requests& requests, s
   std::size_t refused = 0;
   auto error = world.owner()->admissions().admit_together(made->all, options.room, refused);
   if (error)
-    return in_step(made->request_of[refused], made->all[refused]->verb(), error);
+    return made->in_step(refused, error);
   return made;
 }
 

@@ -1,6 +1,7 @@
 /// A step: recorded requests, their buffers, and the world that they run in.
 #pragma once
 
+#include "step/bound_step.hpp"
 #include "step/step_requests.hpp"
 #include "world/world_core.hpp"
 #include <troupe/collective.hpp>
@@ -36,27 +37,29 @@ public:
   bool is_of(const world_core& x) const noexcept { return place_.world.get() == &x; }
 
 private:
-  using shared_requests = std::shared_ptr<const step_requests>;
+  using shared_step = std::shared_ptr<const bound_step>;
 
   step_core(step_place where, std::vector<recorded_request> recorded, step_buffers buffers)
       : place_(std::move(where)), recorded_(std::move(recorded)), buffers_(std::move(buffers)) {}
 
-  shared_requests requests() const {
+  shared_step bound() const {
     std::lock_guard lock{mutex_};
-    return requests_;
+    return bound_;
   }
   /// Returns the checked requests over `buffers`.
-  caf::expected<shared_requests> bind(const step_buffers& buffers) const;
+  caf::expected<shared_step> bind(const step_buffers& buffers) const;
   static caf::error check_number(const char* verb, const std::string& name, std::size_t number,
                                  std::size_t ranks);
-  caf::expected<step_operations> start(const step_requests& requests, step_run& run,
+  caf::expected<step_operations> start(const shared_step& bound, step_run& run,
                                        const request_options& options) const;
+  caf::expected<step_operations> make(const shared_step& bound, rank_set absent,
+                                      const request_options& options) const;
 
   const step_place place_;
   const std::vector<recorded_request> recorded_;
   mutable std::mutex mutex_; // of the next two
   step_buffers buffers_;
-  shared_requests requests_;
+  shared_step bound_;
 };
 
 } // namespace troupe::detail

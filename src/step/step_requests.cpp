@@ -261,6 +261,10 @@ caf::error in_step(std::size_t index, std::string_view verb, const caf::error& w
   return make_error(std::move(*x));
 }
 
+caf::error step_operations::in_step(std::size_t i, const caf::error& why) const {
+  return request_of.empty() ? why : detail::in_step(request_of[i], all[i]->verb(), why);
+}
+
 caf::expected<step_requests> step_requests::bind(std::span<const recorded_request> recorded,
                                                  const step_buffers& buffers, std::size_t ranks) {
   step_requests result;

@@ -62,7 +62,11 @@ struct step_place {
 /// The operations of one run.
 struct step_operations {
   operation_batch all;
-  std::vector<std::size_t> request_of; ///< by operation: the index of its request
+  /// By operation: the index of its request. Empty: one operation is the whole step.
+  std::vector<std::size_t> request_of;
+
+  /// Returns `why`, an error of the `i`th operation, with the request that failed.
+  caf::error in_step(std::size_t i, const caf::error& why) const;
 };
 
 /// Returns `why` with the place of the request in its step before the text. `index`: from 0.

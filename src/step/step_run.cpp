@@ -34,7 +34,7 @@ void step_run::note_answer() noexcept {
 caf::error step_run::first_error() const {
   for (std::size_t i = 0; i < operations_.all.size(); ++i)
     if (auto& why = operations_.all[i]->error(); why)
-      return in_step(operations_.request_of[i], operations_.all[i]->verb(), why);
+      return operations_.in_step(i, why);
   return {};
 }
 

@@ -56,7 +56,7 @@ caf::expected<std::unique_ptr<library_state>> load_kernels(launch_context& conte
 
 /// Workers run the same program, so the launches are registered there too.
 [[maybe_unused]] const bool registered = [] {
-  must(register_launch(affine_launch, typed_launch(enqueue_affine)));
+  must(register_launch(affine_launch, typed_launch(enqueue_affine), repetition::replays));
   must(register_launch(delay_launch, typed_launch(enqueue_delay)));
 #ifdef TROUPE_HAS_CUDA
   must(register_library("StepLaunches", load_kernels));

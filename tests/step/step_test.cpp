@@ -156,11 +156,13 @@ TEST_F(Step, WithoutRequestsIsDoneAtOnce) {
   EXPECT_TRUE(has_code(step.run({.deadline = -1s}).result(), errc::deadline_exceeded));
 }
 
-constexpr const char* on_gpus = "as its requests: no CUDA graphs are made of steps";
+constexpr const char* on_gpus = "as its requests: the devices record no graphs";
 
 TEST_F(Step, SaysHowItRuns) {
   const auto step = must(w_.record({}, {}));
-  EXPECT_EQ(step.runs_as(), on_cuda() ? on_gpus : "as its requests: the devices are virtual");
+  EXPECT_EQ(step.runs_as(), !on_cuda()     ? "as its requests: the devices are virtual"
+                            : in_workers() ? on_gpus
+                                           : "as its requests: there are none");
 }
 
 /// To the program, GPUs in workers are devices without streams of CUDA, of the backend "cuda".

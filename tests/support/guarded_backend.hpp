@@ -217,6 +217,11 @@ public:
   void on_loss(std::function<void()> f) noexcept override { inner_->on_loss(std::move(f)); }
   std::shared_ptr<const device_life> life() const noexcept override { return inner_->life(); }
   void compare_calls() noexcept override { inner_->compare_calls(); }
+  void begin_recorded(std::uint32_t number) noexcept override { inner_->begin_recorded(number); }
+  caf::error replay(graph_view graph, stream_view stream, backend_device& on) noexcept override {
+    return inner_->replay(graph, stream, on);
+  }
+  std::uint32_t reached() const noexcept override { return inner_->reached(); }
   caf::error asynchronous_error() noexcept override { return inner_->asynchronous_error(); }
 
   const backend_communicator& inner() const noexcept { return *inner_; }

@@ -211,6 +211,8 @@ template <class F> cudaError_t cuda_device::with_room(int of, F allocate) noexce
 }
 
 caf::expected<void*> cuda_device::allocate(std::size_t size_bytes, stream_view stream) noexcept {
+  if (auto err = check_recorded("an allocation"))
+    return err;
   return no_throw([&]() -> caf::expected<void*> {
     if (!pool_)
       return failed(errc::unavailable, ordinal_, "its memory is closed");
@@ -445,6 +447,8 @@ caf::error cuda_device::fill(void* target, std::span<const std::byte> pattern, s
 
 caf::error cuda_device::launch_host(stream_view stream, void (*function)(void*),
                                     void* argument) noexcept {
+  if (auto err = check_recorded("a function of the host"))
+    return err;
   return call("cudaLaunchHostFunc",
               [&] { return cudaLaunchHostFunc(native(stream), function, argument); });
 }

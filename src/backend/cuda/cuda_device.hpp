@@ -71,6 +71,12 @@ public:
   caf::error launch_host(stream_view stream, void (*function)(void*),
                          void* argument) noexcept override;
 
+  bool records_graphs() const noexcept override { return true; }
+  caf::expected<graph_view>
+  record_graph(stream_view stream, const std::function<caf::error()>& enqueue) noexcept override;
+  caf::error launch_graph(graph_view graph, stream_view stream) noexcept override;
+  caf::error drop_graph(graph_view graph) noexcept override;
+
   caf::error clear_last_error(std::string_view found, std::string_view call,
                               std::uint64_t number) noexcept override;
 
@@ -109,6 +115,8 @@ private:
   /// Calls `allocate`, which returns a CUDA code. If there was no memory, trims the pools of device
   /// `of` (-1: of all devices) and calls it once more.
   template <class F> cudaError_t with_room(int of, F allocate) noexcept;
+  /// @errors errc::not_supported: work is being recorded, and `what` cannot be part of a graph
+  caf::error check_recorded(const char* what) const noexcept;
 
   const unique_claim claim_;
   const int ordinal_;
@@ -118,6 +126,7 @@ private:
   std::unordered_set<void*> allocated_; ///< memory of `pool_` that is not freed yet
   std::bitset<1024> logged_errors_;     ///< codes that `clear_last_error` has logged
   std::vector<std::unique_ptr<cuda_event>> events_;
+  bool records_ = false;   ///< `record_graph` enqueues
   std::vector<int> peers_; ///< have access to the pool of every generation
 };
 

@@ -38,6 +38,11 @@
   X(cudaGetErrorName)                                                                              \
   X(cudaGetErrorString)                                                                            \
   X(cudaGetLastError)                                                                              \
+  X(cudaGraphDestroy)                                                                              \
+  X(cudaGraphExecDestroy)                                                                          \
+  X(cudaGraphInstantiateWithFlags)                                                                 \
+  X(cudaGraphLaunch)                                                                               \
+  X(cudaGraphUpload)                                                                               \
   X(cudaHostRegister)                                                                              \
   X(cudaHostUnregister)                                                                            \
   X(cudaLaunchHostFunc)                                                                            \
@@ -55,8 +60,10 @@
   X(cudaMemsetAsync)                                                                               \
   X(cudaRuntimeGetVersion)                                                                         \
   X(cudaSetDevice)                                                                                 \
+  X(cudaStreamBeginCapture)                                                                        \
   X(cudaStreamCreateWithFlags)                                                                     \
   X(cudaStreamDestroy)                                                                             \
+  X(cudaStreamEndCapture)                                                                          \
   X(cudaStreamIsCapturing)                                                                         \
   X(cudaStreamQuery)                                                                               \
   X(cudaStreamSynchronize)                                                                         \

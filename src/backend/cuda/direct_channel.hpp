@@ -287,6 +287,19 @@ inline constexpr std::uint32_t one_kept = 1 << 10;
 inline constexpr std::uint32_t one_aborted = 1 << 20;
 static_assert(most_channels < one_kept && most_channels / 2 * 2 * most_ranks < one_kept);
 
+/// Tells the kernels of all ranks to end. By one thread of a block that was aborted: it may have
+/// written to memory of peers' users, who use it again now.
+TROUPE_DEVICE void stop_all(const plane& p) {
+  for (unsigned rank = 0; rank < p.size; ++rank)
+    gpu::store(&p.at[rank]->stop, 1);
+  gpu::fence_system();
+}
+
+TROUPE_DEVICE void note_reached(const plane& p) {
+  if (p.reached != nullptr)
+    gpu::store(p.reached, p.number);
+}
+
 /// Called by all threads at the end of a kernel. The last block reports the end of the kernel.
 /// `begun`: by `begin_kernel`; `alive`: the block has done its work; both the same for all its
 /// threads. A block that was kept from running was not aborted: no peer has met it.
@@ -300,11 +313,8 @@ TROUPE_DEVICE void end_kernel(const plane& p, bool begun, bool alive) {
   arena& mine = own(p);
   const std::uint32_t units = one_over + (!begun ? one_kept : alive ? 0 : one_aborted);
   std::uint32_t others = 0; // the units of the other blocks
-  if (begun && !alive) {
-    for (unsigned rank = 0; rank < p.size; ++rank)
-      gpu::store(&p.at[rank]->stop, 1);
-    gpu::fence_system(); // it may have written to memory of peers' users, who use it again now
-  }
+  if (begun && !alive)
+    stop_all(p);
   gpu::fence_device();
   const std::uint32_t blocks = gpu::grid_x() * gpu::grid_y();
   if (blocks > 1) {
@@ -321,6 +331,23 @@ TROUPE_DEVICE void end_kernel(const plane& p, bool begun, bool alive) {
   gpu::store(&mine.writing, 0);
   if (p.ended != nullptr)
     gpu::store(p.ended, p.number);
+  else
+    note_reached(p);
+}
+
+/// The same for a kernel that writes to no memory of peers' users. In a graph, whose next kernel
+/// comes when all blocks are over, no block waits for the others: that would take 1 to 2 us.
+TROUPE_DEVICE void end_pushing_kernel(const plane& p, bool begun, bool alive) {
+  if (p.ended != nullptr || is_signed(p)) {
+    end_kernel(p, begun, alive);
+  } else if (gpu::thread() == 0) {
+    if (begun && !alive) {
+      stop_all(p);
+      stay(p);
+    } else if (gpu::block_x() == 0) {
+      note_reached(p);
+    }
+  }
 }
 
 /// A range of what all channels, or all ranks, do together.

@@ -218,9 +218,13 @@ private:
   caf::error launch_kernel(const kernel& which, dim3 grid, unsigned threads,
                            const void* arguments) noexcept {
     auto view = of_.view_;
-    if (captures_)
-      view.ended = nullptr;
     view.number = of_.launched_.load() + 1;
+    if (captures_) {
+      view.number = of_.recorded_;
+      view.ended = nullptr;
+      if (of_.recorded_ != 0)
+        view.reached = reinterpret_cast<std::uint32_t*>(&of_.own_.words->reached);
+    }
     if (of_.compares_.load())
       view.found = &of_.own_.words->found;
     void* all[] = {&view, const_cast<void*>(arguments)};
@@ -257,10 +261,29 @@ caf::error direct_communicator::enqueue(std::span<const collective_call> calls,
     launcher to{*this, on, captures != CU_STREAM_CAPTURE_STATUS_NONE};
     const auto before = launched_.load();
     auto err = launch_direct(calls, view_.rank, view_.size, limits_, messages_, to);
+    recorded_ = 0;
     if (!err && launched_.load() != before)
       last_ = {&own_.words->ended, launched_.load(), on};
     return err;
   });
+}
+
+caf::error direct_communicator::replay(graph_view graph, stream_view stream,
+                                       backend_device& device) noexcept {
+  last_ = {};
+  if (auto err = asynchronous_error())
+    return err;
+  if (is_idle())
+    own_.words->reached.store(0);
+  if (auto err = device.launch_graph(graph, stream))
+    return err;
+  auto* const on = static_cast<cudaStream_t>(stream.native);
+  const auto number = launched_.fetch_add(1) + 1;
+  const auto word = reinterpret_cast<CUdeviceptr>(&own_.words->ended);
+  const auto code = driver::write_word32(on, word, number, CU_STREAM_WRITE_VALUE_DEFAULT);
+  if (code == cudaSuccess)
+    last_ = {&own_.words->ended, number, on};
+  return check(code, "cuStreamWriteValue32", own_.device);
 }
 
 caf::error direct_communicator::asynchronous_error() noexcept {

@@ -29,6 +29,12 @@ public:
   /// Nothing has to be connected.
   caf::error connect(stream_view, connect_scope) noexcept override { return {}; }
   caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
+  void begin_recorded(std::uint32_t number) noexcept override { recorded_ = number; }
+  /// The graph counts as one kernel.
+  caf::error replay(graph_view graph, stream_view stream, backend_device& device) noexcept override;
+  std::uint32_t reached() const noexcept override {
+    return own_.words->reached.load(std::memory_order_acquire);
+  }
   /// The kernels themselves tell of their end.
   caf::error mark_end(event_view event, stream_view stream,
                       backend_device& device) noexcept override;
@@ -42,7 +48,8 @@ public:
   void on_closed() noexcept override { own_.words->aborted.store(1, std::memory_order_release); }
 
   const direct_arena& arena() const noexcept { return own_; }
-  /// Returns whether every kernel that was launched has ended, except captured ones.
+  /// Returns whether every kernel and every graph that was launched has ended. Graphs of other code
+  /// do not count.
   bool is_idle() const noexcept {
     return own_.words->ended.load(std::memory_order_acquire) == launched_.load();
   }
@@ -57,7 +64,8 @@ private:
   const shared_driver_access driver_;
   std::atomic<bool> compares_{false};
   std::atomic<std::uint32_t> launched_; ///< kernels, as `direct_words::ended` counts them
-  kernel_end last_;                     ///< of the last `enqueue`
+  std::uint32_t recorded_ = 0;          ///< the number of the next `enqueue`; 0: it has none
+  kernel_end last_;                     ///< of the last `enqueue` or `replay`
   direct_messages messages_;            ///< of the last one, as room for the next
 };
 

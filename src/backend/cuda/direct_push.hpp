@@ -163,7 +163,7 @@ TROUPE_DEVICE void push_reduce(const plane& p, const reduce_arguments& a, shared
     if (receives)
       keep_received(p, me, channel, last.received[me] + messages);
   }
-  end_kernel(p, begun, alive);
+  end_pushing_kernel(p, begun, alive);
 }
 
 } // namespace troupe::detail::direct

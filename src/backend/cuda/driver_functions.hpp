@@ -118,6 +118,8 @@ inline constinit driver_function<decltype(::cuStreamWaitValue32)> wait_for_word3
     "cuStreamWaitValue32", 11070};
 inline constinit driver_function<decltype(::cuStreamWaitValue64)> wait_for_word64{
     "cuStreamWaitValue64", 11070};
+inline constinit driver_function<decltype(::cuStreamWriteValue32)> write_word32{
+    "cuStreamWriteValue32", 11070};
 
 } // namespace driver
 

@@ -256,7 +256,8 @@ caf::error enqueue_launch(launch_context& context, std::span<const launch_memory
                                                         .enqueue = enqueue_launch,
                                                         .check = check_launch,
                                                         .prepare = prepare_launch,
-                                                        .clear_ignored = clear_factors});
+                                                        .clear_ignored = clear_factors,
+                                                        .repeats = repetition::replays});
   return !error; // else the names are taken: its requests fail
 }();
 

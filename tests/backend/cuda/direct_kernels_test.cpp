@@ -361,6 +361,15 @@ TEST_P(DirectKernels, AreRightInRandomPrograms) { expect_right_program(false); }
 
 TEST_P(DirectKernels, AreRightInRandomProgramsThatAreCompared) { expect_right_program(true); }
 
+/// Their blocks end without each other.
+TEST_P(DirectKernels, AreRightInAGraph) {
+  std::mt19937_64 random{GetParam()};
+  emulated_ranks all{GetParam()};
+  all.record();
+  auto program = random_program(40, GetParam(), random);
+  run(all, program, random);
+}
+
 TEST_P(DirectKernels, AreRightWhereNumbersWrap) {
   for (std::uint32_t first : {0xffff'fff8u, 0x7fff'fff8u, clearing_period - 5}) {
     std::mt19937_64 random{first};
@@ -440,6 +449,8 @@ TEST_P(DirectKernels, EndWhenARankDoesNotCome) {
   std::mt19937_64 random{GetParam()};
   for (unsigned i = 0; i < 40 / GetParam(); ++i) {
     emulated_ranks all{GetParam()};
+    if (chance(random, 0.5))
+      all.record();
     auto x = random_operation(GetParam(), random);
     const auto missing = static_cast<unsigned>(pick(random, 0, GetParam() - 1));
     const auto before = x->memory;

@@ -1,0 +1,327 @@
+/// Steps that run as one operation: as graphs, which GPUs record, and virtual devices of these
+/// tests.
+#include "step/recording_backend.hpp"
+#include "step/step_fixture.hpp"
+#include "step/step_launches.hpp"
+#include "support/eventually.hpp"
+#include "support/gate.hpp"
+#include <troupe/launch.hpp>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace troupe::testing {
+
+namespace {
+
+constexpr const char* failing_launch = "StepGraph.failing";
+constexpr const char* refusing_launch = "StepGraph.refusing";
+
+/// Workers run the same program.
+[[maybe_unused]] const bool registered = [] {
+  must(register_launch(
+      failing_launch,
+      [](launch_context&, auto, auto, auto) {
+        return make_error(errc::invalid_argument, "on purpose");
+      },
+      repetition::replays));
+  // Does not do what its registration says.
+  must(register_launch(
+      refusing_launch,
+      [](launch_context& context, auto, auto, auto) { return context.run_on_host([] {}); },
+      repetition::replays));
+  return true;
+}();
+
+class StepGraph : public Step {
+protected:
+  static constexpr int devices = 3;
+
+  StepGraph() : StepGraph(recorders()) {}
+
+  void SetUp() override {
+    TROUPE_NEEDS_DEVICES(2);
+    if (in_workers())
+      GTEST_SKIP() << "for devices of this process";
+  }
+
+  /// Returns how often each device has done that. On a GPU nothing counts it.
+  ::testing::AssertionResult each(std::atomic<int> recorder::* what, int times) const {
+    for (std::size_t i = 0; i < w_.size() && !on_cuda(); ++i)
+      if (const int got = (*recorders_[i]).*what; got != times)
+        return ::testing::AssertionFailure() << "device " << i << ": " << got;
+    return ::testing::AssertionSuccess();
+  }
+
+  void refuse_copies() {
+    for (auto& x : recorders_)
+      x->refuses_copies = true;
+  }
+
+private:
+  using recorder_list = std::vector<std::shared_ptr<recorder>>;
+
+  static recorder_list recorders() {
+    recorder_list result;
+    for (int i = 0; i < devices; ++i)
+      result.push_back(std::make_shared<recorder>());
+    return result;
+  }
+  static world_config direct() {
+    world_config result;
+    result.collectives = collectives_policy::direct;
+    return result;
+  }
+  explicit StepGraph(const recorder_list& all)
+      : Step({.devices = devices,
+              .wrap = [all](std::shared_ptr<backend> inner) -> std::shared_ptr<backend> {
+                if (on_cuda())
+                  return inner;
+                return std::make_shared<recording_backend>(std::move(inner), all);
+              }},
+             direct()),
+        recorders_(all) {}
+
+  const recorder_list recorders_;
+};
+
+/// y = sum over all ranks of x, x = y
+recording sum_and_copy() {
+  recording r;
+  r.copy("y", "x").all_reduce("y").copy("x", "y");
+  return r;
+}
+
+TEST_F(StepGraph, IsRecordedOnceAndLaunched) {
+  auto x = filled(1), y = allocate();
+  const auto step = must(w_.record(sum_and_copy(), {{"x", x}, {"y", y}}));
+  EXPECT_EQ(step.runs_as(), "as a graph on each device");
+  element want = 1;
+  for (int i = 0; i < 5; ++i) {
+    const auto run = step.run();
+    EXPECT_EQ(must(answer_of(run)).operation, run.number());
+    want *= static_cast<element>(w_.size());
+    EXPECT_EQ(content(x), same(want));
+  }
+  EXPECT_TRUE(each(&recorder::recorded, 1));
+  EXPECT_TRUE(each(&recorder::launched, 4)); // the first run is not a graph
+}
+
+TEST_F(StepGraph, IsInOrderWithOtherRequests) {
+  auto x = allocate(), y = allocate();
+  const auto step = must(w_.record(sum_and_copy(), {{"x", x}, {"y", y}}));
+  std::vector<pending<void>> seen;
+  constexpr std::size_t runs = 50;
+  rows got(runs, row(count));
+  for (std::size_t i = 0; i < runs; ++i) {
+    w_.fill(x, static_cast<element>(i));
+    step.run();
+    const auto rank = i % w_.size();
+    seen.push_back(w_.device_of(rank).download(x[rank], got[i]));
+  }
+  for (std::size_t i = 0; i < runs; ++i) {
+    ASSERT_TRUE(is_ok(answer_of(seen[i]))) << "run " << i;
+    ASSERT_EQ(got[i], row(count, static_cast<element>(i * w_.size()))) << "run " << i;
+  }
+}
+
+/// Each run makes x = sum over all ranks r of 3 * x + r, or of x, with a device that is late at
+/// random.
+TEST_F(StepGraph, IsReplayedAThousandTimes) {
+  constexpr std::size_t runs = 1000;
+  recording r;
+  for (int rank = 0; rank <= last() && on_cuda(); ++rank)
+    r.on(rank).launch(affine_launch, to_bytes(affine{3, static_cast<element>(rank)}), {"x"}, {"y"});
+  if (!on_cuda())
+    r.copy("y", "x");
+  r.all_reduce("y").copy("x", "y");
+  auto x = filled(1), y = allocate();
+  const auto step = must(w_.record(r, {{"x", x}, {"y", y}}));
+  std::vector<pending<step_done>> done;
+  std::vector<pending<void>> seen;
+  rows got(runs, row(count));
+  for (std::size_t i = 0; i < runs; ++i) {
+    const auto late = random_() % w_.size();
+    w_.device_of(late).launch(delay_launch, to_bytes(std::uint32_t{300}), {x[late]}, {});
+    done.push_back(step.run());
+    const auto rank = i % w_.size();
+    seen.push_back(w_.device_of(rank).download(x[rank], got[i]));
+  }
+  element want = 1;
+  const auto ranks = static_cast<element>(w_.size());
+  for (std::size_t i = 0; i < runs; ++i) {
+    want = on_cuda() ? ranks * 3 * want + ranks * (ranks - 1) / 2 : ranks * want;
+    ASSERT_TRUE(is_ok(answer_of(done[i]))) << "run " << i;
+    ASSERT_TRUE(is_ok(answer_of(seen[i]))) << "run " << i;
+    ASSERT_EQ(got[i], row(count, want)) << "run " << i;
+  }
+  EXPECT_EQ(step.runs_as(), "as a graph on each device");
+  EXPECT_TRUE(each(&recorder::recorded, 1));
+}
+
+TEST_F(StepGraph, IsRecordedAgainForOtherBuffers) {
+  auto x = filled(1), y = allocate();
+  const auto step = must(w_.record(sum_and_copy(), {{"x", x}, {"y", y}}));
+  for (int i = 0; i < 2; ++i)
+    must(answer_of(step.run()));
+  auto before = step.run();
+  auto z = filled(5);
+  must(step.rebind("x", z));
+  for (int i = 0; i < 3; ++i)
+    must(answer_of(step.run()));
+  must(answer_of(std::exchange(before, {})));
+  const auto ranks = static_cast<element>(w_.size());
+  EXPECT_EQ(content(x), same(ranks * ranks * ranks));
+  EXPECT_EQ(content(z), same(5 * ranks * ranks * ranks));
+  EXPECT_TRUE(each(&recorder::recorded, 2));
+  EXPECT_TRUE(each(&recorder::launched, 4));
+  EXPECT_TRUE(eventually([&] { return each(&recorder::dropped, 1) == true; }));
+}
+
+TEST_F(StepGraph, RunsAgainAfterAReset) {
+  auto x = filled(1), y = allocate();
+  const auto step = must(w_.record(sum_and_copy(), {{"x", x}, {"y", y}}));
+  for (int i = 0; i < 3; ++i)
+    must(answer_of(step.run()));
+  must(answer_of(w_.device_of(0).reset()));
+  EXPECT_TRUE(has_code(answer_of(step.run()), errc::stale_ref));
+  x = filled(2);
+  y = allocate();
+  must(step.rebind("x", x));
+  must(step.rebind("y", y));
+  element want = 2;
+  for (int i = 0; i < 3; ++i) {
+    must(answer_of(step.run()));
+    want *= static_cast<element>(w_.size());
+    EXPECT_EQ(content(x), same(want));
+  }
+  EXPECT_TRUE(each(&recorder::recorded, 2));
+}
+
+TEST_F(StepGraph, SaysWhyItIsNone) {
+  auto x = filled(1), y = filled(1);
+  recording late;
+  late.launch(delay_launch, to_bytes(std::uint32_t{1}), {"x"}, {}).all_reduce("x");
+  EXPECT_EQ(must(w_.record(late, {{"x", x}})).runs_as(),
+            "as its requests: the launch \"StepLaunches.delay\" is not registered with "
+            "repetition::replays");
+}
+
+/// Nothing would keep the function for the next run.
+TEST_F(StepGraph, HasNoFunctionsOfTheHost) {
+  auto x = filled(1), y = filled(1);
+  recording r;
+  r.all_reduce("x").launch(refusing_launch, {}, {}, {"y"});
+  const auto why = error_of(answer_of(must(w_.record(r, {{"x", x}, {"y", y}})).run()));
+  EXPECT_NE(text_of(why).find("request 2 of the step (launch)"), std::string::npos) << text_of(why);
+  EXPECT_NE(text_of(why).find("a function of the host"), std::string::npos) << text_of(why);
+}
+
+/// CUDA cannot record everything.
+TEST_F(StepGraph, RunsWithoutAGraphWhereNoneCanBeMade) {
+  if (on_cuda())
+    GTEST_SKIP() << "on virtual devices: a device that records no copies";
+  refuse_copies();
+  auto x = filled(1), y = allocate();
+  const auto step = must(w_.record(sum_and_copy(), {{"x", x}, {"y", y}}));
+  element want = 1;
+  for (int i = 0; i < 4; ++i) {
+    must(answer_of(step.run()));
+    want *= static_cast<element>(w_.size());
+    EXPECT_EQ(content(x), same(want));
+  }
+  EXPECT_EQ(step.runs_as().find("as one request, without graphs: "), 0u) << step.runs_as();
+  EXPECT_TRUE(each(&recorder::recorded, 0));
+}
+
+TEST_F(StepGraph, NamesTheRequestThatFailed) {
+  auto x = filled(1), y = filled(1);
+  recording r;
+  r.fill("y", element{2}).on(1).launch(failing_launch, {}, {}, {"x"});
+  const auto step = must(w_.record(r, {{"x", x}, {"y", y}}));
+  const auto why = error_of(answer_of(step.run()));
+  EXPECT_NE(text_of(why).find("request 2 of the step (launch)"), std::string::npos) << text_of(why);
+  for (auto& ref : {x[1], y[1]}) // the step failed as a whole
+    EXPECT_TRUE(has_code(w_.device_of(1).download(ref), errc::indeterminate));
+  must(answer_of(w_.fill(x, element{3})));
+  EXPECT_EQ(content(x), same(3));
+}
+
+/// What it has written itself needs no content before.
+TEST_F(StepGraph, ReadsOnlyWhatItHasNotWritten) {
+  auto x = filled(1), y = filled(1);
+  EXPECT_FALSE(answer_of(w_.device_of(0).launch(failing_launch, {}, {}, {y[0]})));
+  const auto reads = must(w_.record(sum_and_copy(), {{"x", y}, {"y", x}}));
+  EXPECT_TRUE(has_code(answer_of(reads.run()), errc::indeterminate));
+  must(answer_of(w_.fill(x, element{1})));
+  const auto writes = must(w_.record(sum_and_copy(), {{"x", x}, {"y", y}}));
+  for (int i = 0; i < 3; ++i)
+    must(answer_of(writes.run()));
+  const auto ranks = static_cast<element>(w_.size());
+  EXPECT_EQ(content(y), same(ranks * ranks * ranks));
+}
+
+/// Parts of buffers that overlap are one use after the other.
+TEST_F(StepGraph, UsesPartsOfBuffers) {
+  auto x = filled(1);
+  recording r;
+  r.fill({"x", 0, 8}, element{2}).fill({"x", 4, 8}, element{3}).all_reduce({"x", 2, 4});
+  const auto step = must(w_.record(r, {{"x", x}}));
+  const auto ranks = static_cast<element>(w_.size());
+  const row want{2, 2, 2 * ranks, 2 * ranks, 3 * ranks, 3 * ranks, 3, 3, 3, 3, 3, 3};
+  for (int i = 0; i < 3; ++i) {
+    must(answer_of(step.run()));
+    EXPECT_EQ(content(x), rows(w_.size(), want));
+  }
+}
+
+TEST_F(StepGraph, RunsInManyThreads) {
+  constexpr int threads = 3, runs = 100;
+  auto x = filled(0), one = filled(1), y = allocate();
+  recording r;
+  r.copy("y", "one").all_reduce("y").all_reduce("x").copy("x", "y");
+  const auto step = must(w_.record(r, {{"x", x}, {"one", one}, {"y", y}}));
+  std::vector<std::jthread> all;
+  for (int i = 0; i < threads; ++i)
+    all.emplace_back([&] {
+      for (int k = 0; k < runs; ++k) {
+        w_.fill(x, element{7}); // comes before or behind a step, never inside
+        EXPECT_TRUE(is_ok(answer_of(step.run())));
+      }
+    });
+  all.clear();
+  must(answer_of(step.run()));
+  EXPECT_EQ(content(x), same(static_cast<element>(w_.size())));
+}
+
+/// A step that has not begun is withdrawn as a whole.
+TEST_F(StepGraph, IsCancelledAsAWhole) {
+  gate lanes;
+  auto x = filled(1), y = allocate();
+  const auto step = must(w_.record(sum_and_copy(), {{"x", x}, {"y", y}}));
+  must(answer_of(step.run()));
+  std::vector<pending<void>> before;
+  for (auto& on : devices_of(w_))
+    before.push_back(lanes.hold_lane(on));
+  ASSERT_TRUE(lanes.wait_reached());
+  auto cancelled = step.run();
+  auto late = step.run({.deadline = 50ms});
+  cancelled.cancel();
+  EXPECT_TRUE(has_code(answer_of(cancelled), errc::cancelled));
+  EXPECT_TRUE(has_code(answer_of(late), errc::deadline_exceeded));
+  lanes.open();
+  for (auto& one : before)
+    EXPECT_TRUE(is_ok(answer_of(one)));
+  for (std::size_t rank = 0; rank < w_.size(); ++rank)
+    EXPECT_TRUE(has_code(w_.device_of(rank).download(x[rank]), errc::skipped)) << "by the late one";
+  const auto again = step.run({.retry_of = late.number()});
+  must(answer_of(again));
+  EXPECT_EQ(content(x), same(static_cast<element>(w_.size() * w_.size())));
+}
+
+} // namespace
+
+} // namespace troupe::testing
