@@ -1,54 +1,52 @@
-/// The computations of a step: calls that write results of their own, and add in a fixed order.
+/// The model, and what a step computes besides products: calls that write results of their own.
 #pragma once
 
+#include <bit>
 #include <cstddef>
+#include <cstdint>
 
-/// The model is y = outer * max(0, inner * x). Its weights are those of both layers.
-constexpr std::size_t inputs = 16, hidden = 32, inner = hidden * inputs, weights = inner + hidden;
-constexpr std::size_t points = 64; ///< of a rank in a step
+/// Layers of weights without bias. The first ones have as many outputs as inputs, and relu.
+constexpr std::size_t layers = 3, outputs = 16;
 
-/// Leaves for a point: the hidden layer, the loss derived by its sums and by y, and the loss.
-struct pass {
-  static constexpr std::size_t calls = points, size = 2 * hidden + 2;
-  const float *model, *batch;
-  float* work;
+/// A number in bfloat16 as it is stored: the upper half of a float.
+using narrow = std::uint16_t;
+
+constexpr float wide(narrow x) { return std::bit_cast<float>(std::uint32_t{x} << 16); }
+
+/// Rounds a finite number to the nearest one, between two to the even one.
+constexpr narrow rounded(float x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  return static_cast<narrow>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/// Leaves for a point: how far the outputs are from the function to learn, and the loss.
+struct point_errors {
+  std::size_t width;
+  const narrow* points;
+  const float* results;
+  narrow* errors;
+  float* losses;
   constexpr void operator()(std::size_t at) const {
-    const float *x = batch + at * inputs, *outer = model + inner;
-    float *values = work + at * size, *slopes = values + hidden,
-          error = -(x[0] * x[1] + x[2]); // the function to learn
-    for (std::size_t h = 0; h < hidden; ++h) {
-      float sum = 0;
-      for (std::size_t i = 0; i < inputs; ++i)
-        sum += model[h * inputs + i] * x[i];
-      values[h] = sum > 0 ? sum : 0;
-      error += outer[h] * values[h];
+    const auto* x = points + at * width;
+    float loss = 0;
+    for (std::size_t i = 0; i < outputs; ++i) {
+      const float a = wide(x[i]), b = wide(x[i + 1]);
+      const float error = results[at * outputs + i] - (a > b ? a : b);
+      errors[at * outputs + i] = rounded(error);
+      loss += error * error / 2;
     }
-    for (std::size_t h = 0; h < hidden; ++h)
-      slopes[h] = values[h] > 0 ? error * outer[h] : 0;
-    slopes[hidden] = error;
-    slopes[hidden + 1] = error * error / 2;
+    losses[at] = loss;
   }
 };
 
-/// Takes means over the points: of the loss derived by each weight, then of the loss.
-struct mean {
-  static constexpr std::size_t calls = weights + 1;
-  const float *batch, *work;
-  float* means;
-  constexpr void operator()(std::size_t at) const {
-    const float *x = batch, *values = work, *slopes = work + hidden;
-    float sum = 0;
-    for (auto n = points; n > 0; --n, x += inputs, values += pass::size, slopes += pass::size)
-      sum += at < inner     ? slopes[at / inputs] * x[at % inputs]
-             : at < weights ? slopes[hidden] * values[at - inner]
-                            : slopes[hidden + 1];
-    means[at] = sum / points;
-  }
-};
-
+/// Leaves a weight of the next model, also in bfloat16 for its products.
 struct update {
-  static constexpr std::size_t calls = weights;
-  const float *now, *means;
+  float rate;
+  const float *now, *gradients;
   float* next;
-  constexpr void operator()(std::size_t at) const { next[at] = now[at] - 0.05f * means[at]; }
+  narrow* copy;
+  constexpr void operator()(std::size_t at) const {
+    next[at] = now[at] - rate * gradients[at];
+    copy[at] = rounded(next[at]);
+  }
 };

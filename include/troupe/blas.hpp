@@ -98,8 +98,8 @@ using named_matmul_options = basic_matmul_options<buffer_name>;
 ///         other, or an alpha or beta of integers that is no int32; errc::not_supported: types, or
 ///         what the library has no algorithm for, such as float8 with other transposes than of b
 ///         alone on Hopper; errc::out_of_memory: no room for the workspace; errc::unavailable:
-///         cuBLASLt could not be loaded; those of `launch`. Only out_of_memory can leave d
-///         indeterminate.
+///         cuBLASLt could not be loaded; errc::cuda_error: a call of it failed; those of `launch`.
+///         Only out_of_memory and cuda_error can leave d indeterminate.
 /// @source cuBLASLt 13, `cublasLtMatmul`
 pending<void> matmul(const device& on, const matrix& a, const matrix& b, const matrix& d,
                      const matmul_options& what = {}, request_options options = {});
