@@ -287,8 +287,9 @@ void run(caf::actor_system& sys, const troupe::world_config& plan, bool chaos, d
 } // namespace
 
 int main(int argc, char** argv) try {
-  must(troupe::register_launch("train.errors", troupe::typed_launch(enqueue_errors)));
-  must(troupe::register_launch("train.update", troupe::typed_launch(enqueue_update)));
+  constexpr auto replays = troupe::repetition::replays;
+  must(troupe::register_launch("train.errors", troupe::typed_launch(enqueue_errors), replays));
+  must(troupe::register_launch("train.update", troupe::typed_launch(enqueue_update), replays));
   if (auto status = troupe::worker_main(argc, argv)) // this program is also its own worker
     return *status;
   double pause = 2000;

@@ -88,6 +88,7 @@ public:
   const void* communicator_key() const noexcept override { return communicator_key_.load(); }
 
 protected:
+  bool is_held_up() const noexcept;
   const std::shared_ptr<communicator>& target() const noexcept { return communicator_; }
   void on_submit(locked lock) override;
   void before_answer(const caf::error& error) noexcept override;
@@ -114,7 +115,6 @@ private:
   void place_part(part& p, std::size_t rank, const collective_world& world);
   void take(std::vector<rank_call> calls);
   void add_all_uses();
-  bool is_held_up() const noexcept;
   bool waits_for_world(locked lock) const;
   caf::expected<issue_outcome> issue_shrunk(part& p, lane& on);
 

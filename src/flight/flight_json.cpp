@@ -155,6 +155,8 @@ void write_entry(json_writer& to, const flight_entry& x) {
   to.member("admitted", x.admitted_at).member("issued", x.issued_at);
   to.member("started", x.started_at).member("over", x.over_at);
   to.member("state", to_string(x.progress.state));
+  if (x.progress.reached != 0)
+    to.member("reached", x.progress.reached);
   if (x.progress.error != errc{})
     to.member("error", to_string(x.progress.error));
   if (x.progress.native_code != 0)

@@ -26,6 +26,8 @@ flight_progress end_of(const part& p, bool was_issued) noexcept {
     result.error = cause->code;
     result.native_code = cause->native_code;
   }
+  if (was_issued)
+    result.reached = p.of->record_of(p).progress.reached;
   return result;
 }
 

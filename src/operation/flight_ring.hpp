@@ -42,7 +42,9 @@ std::string_view to_string(flight_state x) noexcept;
 struct flight_progress {
   flight_state state = flight_state::issuing;
   errc error{}; ///< why it failed or was not issued; 0: neither
-  std::uint16_t unused = 0;
+  /// Of a step that runs as a graph: the last of its requests, counted from 1, that is known to be
+  /// over. Only collectives tell that. 0: none is.
+  std::uint16_t reached = 0;
   std::int32_t native_code = 0;
 };
 

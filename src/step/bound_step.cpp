@@ -1,7 +1,7 @@
 #include "step/bound_step.hpp"
 
 #include "foundation/log.hpp"
-#include "lane/lane.hpp"
+#include "lane/lane.hpp" // for device
 #include "operation/launch_registry.hpp"
 
 #include <algorithm>

@@ -55,8 +55,9 @@ struct rank_graph {
   };
 
   origin of;
-  recorded_graph graph;     ///< empty: it is not recorded
-  bool runs_singly = false; ///< it cannot be recorded
+  recorded_graph graph;      ///< empty: it is not recorded
+  bool runs_singly = false;  ///< it cannot be recorded
+  bool was_launched = false; ///< it is the last work of its stream
 };
 
 /// A step over certain handles.

@@ -4,6 +4,8 @@
 #include "collective/rank_call.hpp"
 #include "lane/lane.hpp"
 
+#include <algorithm>
+#include <string>
 #include <utility>
 #include <variant>
 
@@ -33,7 +35,7 @@ step_operation::make(std::shared_ptr<const bound_step> what, step_place where) {
 step_operation::step_operation(std::shared_ptr<const bound_step> what, step_place where,
                                std::vector<rank_call> calls)
     : collective_operation("step", where.world, std::move(calls), what->uses),
-      what_(std::move(what)), where_(std::move(where)) {}
+      what_(std::move(what)), where_(std::move(where)), reached_(parts().size()) {}
 
 caf::expected<issue_outcome> step_operation::issue(part& p, lane& on) {
   auto& mine = what_->graph_of(static_cast<std::size_t>(p.rank));
@@ -44,6 +46,7 @@ caf::expected<issue_outcome> step_operation::issue(part& p, lane& on) {
   const bool was_run = mine.of == now;
   mine.of = now;
   mine.graph = {};
+  mine.was_launched = false;
   if (was_run && !mine.runs_singly) {
     if (auto why = record(p, on, mine); !why)
       return issued(*this, p, *target(), replay(p, on, mine));
@@ -56,6 +59,54 @@ caf::expected<issue_outcome> step_operation::issue(part& p, lane& on) {
   auto why = enqueue(p, on, mode::runs);
   mine.of.workspaces = on.libraries().workspace_changes();
   return issued(*this, p, *target(), std::move(why));
+}
+
+/// A communicator knows the end of its own calls only. What is enqueued singly may be behind them.
+caf::error step_operation::mark_end(part& p, event_view event, stream_view stream,
+                                    backend_device& device) {
+  return what_->graph_of(static_cast<std::size_t>(p.rank)).was_launched
+             ? collective_operation::mark_end(p, event, stream, device)
+             : device.record(event, stream);
+}
+
+bool step_operation::look(const part& p) const noexcept {
+  auto& known = reached_[p.index];
+  bool is_news = false;
+  if (const auto on = target(); on && !p.over() && p.begun.load())
+    static_cast<void>(on->call_from_outside(static_cast<std::size_t>(p.rank),
+                                            [&](backend_communicator& rank) -> caf::error {
+                                              const auto now = rank.reached();
+                                              is_news = known.exchange(now) != now;
+                                              return {};
+                                            }));
+  return is_news;
+}
+
+bool step_operation::on_stall() noexcept {
+  if (over())
+    return true;
+  bool moves = false;
+  for (auto& p : parts())
+    moves |= look(p);
+  if (moves || is_held_up())
+    return false;
+  auto why = stall_error(*this, target()->epoch());
+  if (auto x = failure_of(why)) {
+    x->detail +=
+        "; of " + std::to_string(what_->requests.size()) + " requests of the step, they are past";
+    for (auto& p : parts())
+      x->detail += (p.index == 0 ? " " : ", ") + std::to_string(reached_[p.index].load());
+    why = make_error(std::move(*x));
+  }
+  target()->fail(why);
+  return true;
+}
+
+void step_operation::describe_to(flight_entry& x, const part& p) const noexcept {
+  collective_operation::describe_to(x, p);
+  look(p);
+  x.progress.reached =
+      static_cast<std::uint16_t>(std::min<std::uint32_t>(reached_[p.index].load(), UINT16_MAX));
 }
 
 /// Enqueues the requests of a rank one by one, all in the stream of the part.
@@ -103,7 +154,8 @@ caf::error step_operation::record(part& p, lane& on, rank_graph& to) {
   return {};
 }
 
-caf::error step_operation::replay(part& p, lane& on, const rank_graph& what) {
+caf::error step_operation::replay(part& p, lane& on, rank_graph& what) {
+  what.was_launched = true;
   return target()->call(static_cast<std::size_t>(p.rank), on, [&](backend_communicator& rank) {
     return rank.replay(what.graph.view(), on.stream(p), on.device());
   });

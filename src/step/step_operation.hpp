@@ -4,7 +4,10 @@
 #include "collective/collective_operation.hpp"
 #include "step/bound_step.hpp"
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace troupe::detail {
 
@@ -20,6 +23,13 @@ public:
   step_operation(std::shared_ptr<const bound_step> what, step_place where,
                  std::vector<rank_call> calls);
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
+  caf::error mark_end(part& p, event_view event, stream_view stream,
+                      backend_device& device) override;
+  /// Not as long as its ranks get from one request to the next.
+  bool on_stall() noexcept override;
+
+protected:
+  void describe_to(flight_entry& x, const part& p) const noexcept override;
 
 private:
   enum class mode { runs, records };
@@ -27,10 +37,15 @@ private:
   caf::error enqueue(part& p, lane& on, mode how);
   static caf::error enqueue_request(part& p, lane& on, operation& op);
   caf::error record(part& p, lane& on, rank_graph& to);
-  caf::error replay(part& p, lane& on, const rank_graph& what);
+  caf::error replay(part& p, lane& on, rank_graph& what);
+
+  /// Asks how far the part has come. Returns whether that is news.
+  bool look(const part& p) const noexcept;
 
   const std::shared_ptr<const bound_step> what_;
   const step_place where_;
+  /// By part: the last request that is known to be over, from 1; 0: none.
+  mutable std::vector<std::atomic<std::uint32_t>> reached_;
 };
 
 } // namespace troupe::detail

@@ -1,6 +1,7 @@
 /// A world for tests of steps.
 #pragma once
 
+#include "support/forwarding_backend.hpp"
 #include "support/world_fixture.hpp"
 #include <troupe/troupe.hpp>
 
@@ -8,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
@@ -22,9 +24,33 @@ using refs = std::vector<gpu_ref<element>>;
 
 inline constexpr std::size_t count = 12;
 
+/// Lets steps of GPUs run as their requests.
+class backend_without_graphs final : public forwarding_backend {
+public:
+  explicit backend_without_graphs(std::shared_ptr<backend> inner)
+      : forwarding_backend(std::move(inner)) {}
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    return open_as<device>(ordinal);
+  }
+
+private:
+  class device final : public forwarding_device {
+  public:
+    using forwarding_device::forwarding_device;
+    bool records_graphs() const noexcept override { return false; }
+  };
+};
+
+inline std::shared_ptr<backend> without_graphs(std::shared_ptr<backend> inner) {
+  if (!on_cuda() || in_workers())
+    return inner;
+  return std::make_shared<backend_without_graphs>(std::move(inner));
+}
+
 class Step : public ::testing::Test {
 protected:
-  explicit Step(system_options options = {.devices = 3}, const world_config& config = {})
+  explicit Step(system_options options = {.devices = 3, .wrap = without_graphs},
+                const world_config& config = {})
       : system_(std::move(options)), w_(system_.open_world(config)) {}
 
   void SetUp() override { TROUPE_NEEDS_DEVICES(2); }

@@ -4,11 +4,15 @@
 #include "step/step_fixture.hpp"
 #include "step/step_launches.hpp"
 #include "support/eventually.hpp"
+#include "support/folder.hpp"
 #include "support/gate.hpp"
 #include <troupe/launch.hpp>
 
 #include <atomic>
+#include <fstream>
+#include <iterator>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -113,19 +117,19 @@ TEST_F(StepGraph, IsRecordedOnceAndLaunched) {
 TEST_F(StepGraph, IsInOrderWithOtherRequests) {
   auto x = allocate(), y = allocate();
   const auto step = must(w_.record(sum_and_copy(), {{"x", x}, {"y", y}}));
-  std::vector<pending<void>> seen;
   constexpr std::size_t runs = 50;
   rows got(runs, row(count));
+  std::vector<pending<void>> seen;
   for (std::size_t i = 0; i < runs; ++i) {
     w_.fill(x, static_cast<element>(i));
     step.run();
     const auto rank = i % w_.size();
     seen.push_back(w_.device_of(rank).download(x[rank], got[i]));
   }
-  for (std::size_t i = 0; i < runs; ++i) {
-    ASSERT_TRUE(is_ok(answer_of(seen[i]))) << "run " << i;
+  for (auto& one : seen)
+    ASSERT_TRUE(is_ok(answer_of(one)));
+  for (std::size_t i = 0; i < runs; ++i)
     ASSERT_EQ(got[i], row(count, static_cast<element>(i * w_.size()))) << "run " << i;
-  }
 }
 
 /// Each run makes x = sum over all ranks r of 3 * x + r, or of x, with a device that is late at
@@ -153,9 +157,11 @@ TEST_F(StepGraph, IsReplayedAThousandTimes) {
   element want = 1;
   const auto ranks = static_cast<element>(w_.size());
   for (std::size_t i = 0; i < runs; ++i) {
-    want = on_cuda() ? ranks * 3 * want + ranks * (ranks - 1) / 2 : ranks * want;
     ASSERT_TRUE(is_ok(answer_of(done[i]))) << "run " << i;
     ASSERT_TRUE(is_ok(answer_of(seen[i]))) << "run " << i;
+  }
+  for (std::size_t i = 0; i < runs; ++i) {
+    want = on_cuda() ? ranks * 3 * want + ranks * (ranks - 1) / 2 : ranks * want;
     ASSERT_EQ(got[i], row(count, want)) << "run " << i;
   }
   EXPECT_EQ(step.runs_as(), "as a graph on each device");
@@ -295,6 +301,42 @@ TEST_F(StepGraph, RunsInManyThreads) {
   all.clear();
   must(answer_of(step.run()));
   EXPECT_EQ(content(x), same(static_cast<element>(w_.size())));
+}
+
+/// A rank waits in its second sum for the other one, which is late.
+TEST_F(StepGraph, SaysHowFarItCameWhenItStalls) {
+  if (!on_cuda())
+    GTEST_SKIP() << "on GPUs: a kernel that takes long";
+  world_config config;
+  config.collectives = collectives_policy::direct;
+  config.limits.stall_limit = 500ms;
+  const auto w = system_.open_world(config);
+  const auto x = must(w.allocate<element>(count));
+  const auto us = must(w.allocate<element>(1));
+  w.fill(x, element{1});
+  w.fill(us, element{10});
+  recording r;
+  r.all_reduce("x").on(1).launch(wait_launch, {}, {"us"}, {});
+  r.copy("y", "x").all_reduce("x");
+  const auto y = must(w.allocate<element>(count));
+  const auto step = must(w.record(r, {{"x", x}, {"y", y}, {"us", us}}));
+  for (int i = 0; i < 3; ++i)
+    must(answer_of(step.run()));
+  w.fill(us, element{3'000'000});
+  const auto late = step.run();
+  const auto why = error_of(answer_of(late));
+  EXPECT_TRUE(has_code(why, errc::stalled));
+  EXPECT_NE(text_of(why).find("of 4 requests of the step, they are past 1, 1"), std::string::npos)
+      << text_of(why);
+  const folder files;
+  const auto path = files.file("flight.json");
+  EXPECT_TRUE(is_ok(answer_of(write_flight_record(system_, path))));
+  std::ifstream file{path};
+  const std::string text{std::istreambuf_iterator<char>{file}, {}};
+  EXPECT_NE(text.find("\"reached\":1,"), std::string::npos) << text;
+  w.fill(us, element{10});
+  EXPECT_TRUE(eventually([&] { return is_ok(answer_of(w.fill(x, element{1}))) == true; }));
+  EXPECT_TRUE(eventually([&] { return is_ok(answer_of(step.run())) == true; }));
 }
 
 /// A step that has not begun is withdrawn as a whole.

@@ -27,13 +27,21 @@ __global__ void spin(std::uint64_t nanoseconds) {
   }
 }
 
+__global__ void spin_for(const std::uint32_t* us) {
+  const auto begin = now();
+  while (now() - begin < std::uint64_t{*us} * 1000) {
+  }
+}
+
 } // namespace
 
 cudaError_t load_step_kernels() noexcept {
   cudaFuncAttributes unused{};
   if (const auto code = cudaFuncGetAttributes(&unused, map_affine); code != cudaSuccess)
     return code;
-  return cudaFuncGetAttributes(&unused, spin);
+  if (const auto code = cudaFuncGetAttributes(&unused, spin); code != cudaSuccess)
+    return code;
+  return cudaFuncGetAttributes(&unused, spin_for);
 }
 
 cudaError_t launch_step_affine(std::span<std::uint32_t> to, std::span<const std::uint32_t> from,
@@ -45,6 +53,11 @@ cudaError_t launch_step_affine(std::span<std::uint32_t> to, std::span<const std:
 
 cudaError_t launch_step_delay(std::chrono::nanoseconds time, cudaStream_t stream) noexcept {
   spin<<<1, 1, 0, stream>>>(static_cast<std::uint64_t>(time.count()));
+  return cudaGetLastError();
+}
+
+cudaError_t launch_step_wait(const std::uint32_t* us, cudaStream_t stream) noexcept {
+  spin_for<<<1, 1, 0, stream>>>(us);
   return cudaGetLastError();
 }
 

@@ -22,4 +22,8 @@ cudaError_t launch_step_affine(std::span<std::uint32_t> to, std::span<const std:
 /// Launches a kernel that runs for at least `time`.
 cudaError_t launch_step_delay(std::chrono::nanoseconds time, cudaStream_t stream) noexcept;
 
+/// Launches a kernel that runs for at least the microseconds that it reads.
+/// @shape us: one element in device memory
+cudaError_t launch_step_wait(const std::uint32_t* us, cudaStream_t stream) noexcept;
+
 } // namespace troupe::testing

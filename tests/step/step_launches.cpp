@@ -43,6 +43,15 @@ caf::error enqueue_delay(launch_context& context, const std::uint32_t& most) {
   return context.run_on_host([time] { std::this_thread::sleep_for(time); });
 }
 
+caf::error enqueue_wait([[maybe_unused]] launch_context& context,
+                        [[maybe_unused]] std::span<const std::uint32_t> us) {
+#ifdef TROUPE_HAS_CUDA
+  if (auto* stream = context.cuda_stream(); stream != nullptr)
+    return troupe::error_of(launch_step_wait(us.data(), stream));
+#endif
+  return make_error(errc::not_supported, "for GPUs");
+}
+
 #ifdef TROUPE_HAS_CUDA
 /// Loads the kernels before the device is ready, so that no collective waits for that.
 caf::expected<std::unique_ptr<library_state>> load_kernels(launch_context& context) {
@@ -58,6 +67,7 @@ caf::expected<std::unique_ptr<library_state>> load_kernels(launch_context& conte
 [[maybe_unused]] const bool registered = [] {
   must(register_launch(affine_launch, typed_launch(enqueue_affine), repetition::replays));
   must(register_launch(delay_launch, typed_launch(enqueue_delay)));
+  must(register_launch(wait_launch, typed_launch(enqueue_wait), repetition::replays));
 #ifdef TROUPE_HAS_CUDA
   must(register_library("StepLaunches", load_kernels));
 #endif

@@ -15,6 +15,8 @@ struct affine {
 
 /// Reads x and writes y, both `std::uint32_t`.
 inline constexpr const char* affine_launch = "StepLaunches.affine";
+/// Delays its stream for a time that it reads, a `std::uint32_t`, in microseconds. For GPUs alone.
+inline constexpr const char* wait_launch = "StepLaunches.wait";
 /// Delays its stream for a random time up to its argument, a number of microseconds.
 inline constexpr const char* delay_launch = "StepLaunches.delay";
 
