@@ -1,6 +1,6 @@
 #include "raw_nccl.hpp"
 
-#include "cuda_call.hpp"
+#include "nccl_call.hpp"
 #include "rank_threads.hpp"
 
 #include <cuda_runtime_api.h>
@@ -14,13 +14,6 @@
 namespace bench {
 
 namespace {
-
-using bench::check;
-
-void check(ncclResult_t code, const char* call) {
-  if (code != ncclSuccess)
-    fail(std::string{call} + ": " + ncclGetErrorString(code) + "; " + ncclGetLastError(nullptr));
-}
 
 struct rank {
   std::size_t index = 0;

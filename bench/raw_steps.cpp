@@ -1,6 +1,6 @@
 #include "raw_steps.hpp"
 
-#include "cuda_call.hpp"
+#include "nccl_call.hpp"
 #include "step_kernels.hpp"
 
 #include <cuda_runtime_api.h>
@@ -26,13 +26,6 @@
 namespace bench {
 
 namespace {
-
-using bench::check;
-
-void check(ncclResult_t code, const char* call) {
-  if (code != ncclSuccess)
-    fail(std::string{call} + ": " + ncclGetErrorString(code) + "; " + ncclGetLastError(nullptr));
-}
 
 void wait_until(const auto& there) {
   while (!there())

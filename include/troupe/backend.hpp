@@ -422,16 +422,16 @@ public:
   [[nodiscard]] virtual caf::error enqueue(std::span<const collective_call> calls,
                                            stream_view stream) noexcept = 0;
 
-  /// Called before each `enqueue` whose calls are recorded in a graph.
-  /// @shape number: ascending within the graph, from 1
-  virtual void begin_recorded(std::uint32_t number) noexcept { static_cast<void>(number); }
+  /// Called before each `enqueue` for a step, also if it is recorded in a graph.
+  /// @shape place: ascending within the step, from 1
+  virtual void begin_in_step(std::uint32_t place) noexcept { static_cast<void>(place); }
   /// Launches a graph of `device`, that of the rank, which has calls of this rank.
   [[nodiscard]] virtual caf::error replay(graph_view graph, stream_view stream,
                                           backend_device& device) noexcept {
     return device.launch_graph(graph, stream);
   }
-  /// Returns the number of the last recorded call that has ended in the launch of a graph that runs
-  /// or was the last to run; 0: none.
+  /// Returns the place of the last call of a step that has ended, in the step that runs or was the
+  /// last to run; 0: none.
   /// @thread any
   virtual std::uint32_t reached() const noexcept { return 0; }
 

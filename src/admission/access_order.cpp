@@ -86,20 +86,23 @@ bool order_use(locked lock, const std::shared_ptr<operation>& op, dependencies& 
 } // namespace
 
 void add_overwriters(locked lock, std::vector<std::shared_ptr<operation>>& users) {
-  std::unordered_set<const operation*> known;
-  std::vector<std::shared_ptr<operation>> open;
-  for (auto& x : users) {
-    known.insert(x.get());
-    if (x->writes_to_peers() && x->has_lost_part(lock))
-      open.push_back(x);
+  const std::unordered_set<std::shared_ptr<operation>> known{users.begin(), users.end()};
+  std::unordered_set<std::shared_ptr<operation>> found;
+  for (auto& origin : known) {
+    if (!origin->writes_to_peers() || !origin->has_lost_part(lock))
+      continue;
+    std::vector<std::shared_ptr<operation>> open{origin};
+    for (std::size_t i = 0; i < open.size(); ++i) // grows
+      for (auto& x : open[i]->successors())
+        if (x->overwrites(*origin) && std::ranges::find(open, x) == open.end()) {
+          x->note_lost_before(lock);
+          found.insert(x);
+          open.push_back(x);
+        }
   }
-  for (std::size_t i = 0; i < open.size(); ++i) { // grows
-    const auto first = open.size();
-    open[i]->add_overwriters(open);
-    for (auto j = first; j < open.size(); ++j)
-      if (known.insert(open[j].get()).second)
-        users.push_back(open[j]);
-  }
+  for (auto& x : found)
+    if (!known.contains(x))
+      users.push_back(x);
 }
 
 void order_uses(locked lock, const std::shared_ptr<operation>& op, dependencies& around,

@@ -62,8 +62,10 @@ collective_operation::collective_operation(const char* verb,
 
 collective_operation::collective_operation(const char* verb,
                                            std::shared_ptr<collective_world> world,
-                                           std::vector<rank_call> calls, std::span<const use> uses)
-    : operation_of(verb, calls.size()), world_(std::move(world)), absent_() {
+                                           std::vector<rank_call> calls, std::uint64_t membership,
+                                           std::span<const use> uses)
+    : operation_of(verb, calls.size()), world_(std::move(world)), membership_(membership),
+      absent_() {
   take(std::move(calls));
   expect_uses(uses.size());
   for (auto& p : parts()) {

@@ -35,7 +35,8 @@ public:
                        std::vector<rank_call> calls, std::uint64_t membership, rank_set absent);
   /// The same with one call of each rank, for an operation with these uses instead of the calls'.
   collective_operation(const char* verb, std::shared_ptr<collective_world> world,
-                       std::vector<rank_call> calls, std::span<const use> uses);
+                       std::vector<rank_call> calls, std::uint64_t membership,
+                       std::span<const use> uses);
   /// Requested by one request of each rank that takes part in `any_call`, none of which is in
   /// `absent`.
   collective_operation(locked lock, std::shared_ptr<collective_world> world,

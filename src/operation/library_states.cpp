@@ -94,6 +94,7 @@ caf::expected<void*> library_states::workspace(backend_device& on, stream_view s
     return mine.address;
   if (size_bytes > SIZE_MAX - workspace_step)
     return make_error(errc::out_of_memory, "the workspace would be too large");
+  ++workspace_changes_; // also if there will be none
   if (auto* old = std::exchange(mine, {}).address; old != nullptr)
     if (auto error = on.deallocate(old, stream))
       return error;
@@ -105,10 +106,8 @@ caf::expected<void*> library_states::workspace(backend_device& on, stream_view s
       state->trim();
     memory = on.allocate(size, stream);
   }
-  if (memory) {
+  if (memory)
     mine = {*memory, size};
-    ++workspace_changes_;
-  }
   return memory;
 }
 

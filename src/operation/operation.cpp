@@ -157,7 +157,7 @@ bool is_lost(locked lock, const part& p) noexcept {
 }
 
 bool may_follow_lost_work(locked lock, const operation& x) noexcept {
-  return x.failed() && !x.settled() && device_state::any_has_lost_work(lock);
+  return x.is_behind_lost(lock) && !x.settled() && device_state::any_has_lost_work(lock);
 }
 
 bool operation::has_lost_part(locked lock) const noexcept {
@@ -190,11 +190,20 @@ void operation::precede(const std::shared_ptr<operation>& successor, bool reads)
   successors_.push_back({successor, reads});
 }
 
-void operation::add_overwriters(std::vector<std::shared_ptr<operation>>& to) const {
+std::vector<std::shared_ptr<operation>> operation::successors() const {
+  std::vector<std::shared_ptr<operation>> result;
   std::lock_guard lock{guard_};
   for (auto& x : successors_)
-    if (!x.reads)
-      to.push_back(x.who);
+    result.push_back(x.who);
+  return result;
+}
+
+bool operation::overwrites(const operation& other) const noexcept {
+  return std::ranges::any_of(uses_, [&](const use& x) {
+    return x.writes && std::ranges::any_of(other.uses_, [&](const use& y) {
+             return y.writes && x.memory == y.memory && x.begin < y.end && y.begin < x.end;
+           });
+  });
 }
 
 void operation::overwrites(locked, const std::shared_ptr<buffer>& memory,

@@ -171,8 +171,8 @@ inline bool is_delivered(const part& p) noexcept {
 /// (`device_state::is_lost`). A stream of the lane then keeps no order between it and later parts.
 bool is_lost(locked, const part& p) noexcept;
 
-/// Returns whether `x`, which has failed, may have had to follow work of a process that is lost,
-/// and that is not over yet. The parts of `x` may be.
+/// Returns whether a process that is lost may still write what `x` was to overwrite. The parts of
+/// `x` may be over.
 bool may_follow_lost_work(locked, const operation& x) noexcept;
 
 /// The parts of an operation, aligned to cache lines. Aligned `new` would take ten times as long.
@@ -344,8 +344,13 @@ public:
   /// Makes `successor`, which uses what this writes, settle after this, and fail with it if it
   /// `reads`.
   void precede(const std::shared_ptr<operation>& successor, bool reads);
-  /// Adds the successors to `to` that overwrite what this writes, and do not read it.
-  void add_overwriters(std::vector<std::shared_ptr<operation>>& to) const;
+  /// Returns the operations that use what this writes and settle after it.
+  std::vector<std::shared_ptr<operation>> successors() const;
+  /// Returns whether it writes a byte that `other` writes.
+  bool overwrites(const operation& other) const noexcept;
+  /// Notes that a lost process may still write what it was to overwrite.
+  void note_lost_before(locked) noexcept { behind_lost_ = true; }
+  bool is_behind_lost(locked) const noexcept { return behind_lost_; }
   /// Notes that it will overwrite the indeterminate or skipped range `x`, or else marks it again.
   void overwrites(locked, const std::shared_ptr<buffer>& memory, const buffer::unreadable_range& x);
   /// Returns the ranges of `memory` in [begin, end) that were indeterminate or skipped and stay so,
@@ -554,7 +559,8 @@ private:
   const char* verb_;
   std::uint64_t number_;
   std::uint64_t step_ = 0;
-  static std::uint64_t last_position_; // under the admission lock
+  bool behind_lost_ = false; // under the admission lock, as the next two
+  static std::uint64_t last_position_;
   std::uint64_t position_ = 0;
   part_list parts_;
   // Members that lanes read, together.

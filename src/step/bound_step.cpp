@@ -2,6 +2,7 @@
 
 #include "foundation/log.hpp"
 #include "lane/lane.hpp" // for device
+#include "operation/device_state.hpp"
 #include "operation/launch_registry.hpp"
 
 #include <algorithm>
@@ -73,23 +74,31 @@ private:
   std::map<const buffer*, piece_list> pieces_;
 };
 
-std::string in_quotes(const std::string& name) { return '"' + name + '"'; }
+/// With more requests for a rank, its first run could fill the launch queue of the device.
+constexpr std::size_t most_requests = 256;
 
-/// Returns why these requests, which `made` would run, are not one operation. Empty: they are.
-std::string why_requests(const step_requests& requests, const step_operations& made,
+/// Returns the name of the first launch that cannot be recorded; null: there is none.
+const std::string* find_called(const step_requests& requests) {
+  for (std::size_t i = 0; i < requests.size(); ++i)
+    if (auto* launch = std::get_if<step_launch>(&requests[i].what);
+        launch != nullptr && !replays(launch->name))
+      return &launch->name;
+  return nullptr;
+}
+
+/// Returns why these requests, which `made` would run, are no graphs. Empty if they are.
+std::string why_no_graph(const step_requests& requests, const step_operations& made,
                          const step_place& where) {
   auto& world = *where.world;
-  const auto lanes = world.lanes();
-  if (!std::ranges::all_of(lanes, [](auto& x) { return x->device().records_graphs(); }))
+  if (!std::ranges::all_of(world.lanes(), [](auto& x) { return x->device().records_graphs(); }))
     return world.owner()->backend().name() == "host" ? "the devices are virtual"
                                                      : "the devices record no graphs";
   if (made.all.empty())
     return "there are none";
-  for (std::size_t i = 0; i < requests.size(); ++i)
-    if (auto* launch = std::get_if<step_launch>(&requests[i].what))
-      if (!replays(launch->name))
-        return "the launch " + in_quotes(launch->name) +
-               " is not registered with repetition::replays";
+  if (requests.size() > most_requests)
+    return "there are more than " + std::to_string(most_requests);
+  if (const auto* name = find_called(requests))
+    return "the launch \"" + *name + "\" is not registered with repetition::replays";
   for (std::size_t i = 0; i < made.all.size(); ++i)
     if (made.all[i]->parts()[0].stream == stream_kind::collective &&
         !made.all[i]->writes_to_peers())
@@ -114,27 +123,34 @@ std::vector<use> uses_of(const step_operations& made, const step_place& where) {
 
 } // namespace
 
+recorded_graph::recorded_graph(lane& on, graph_view graph, operation_batch keeps)
+    : home_(on.shared_state()), on_(on.shared_device()), graph_(graph), keeps_(std::move(keeps)) {}
+
 recorded_graph::~recorded_graph() {
   if (graph_.native == nullptr)
     return;
-  if (const auto device = on_.lock())
-    if (const auto error = device->drop_graph(graph_))
+  auto drop = [on = on_](void* native) {
+    const auto device = on.lock();
+    if (const auto error = device ? device->drop_graph({native}) : caf::error{})
       log(log_level::warning, "a graph was not dropped", error);
+  };
+  home_->release({graph_.native, 0, std::move(drop)});
+}
+
+bool bound_step::is_graph() const {
+  const std::lock_guard lock{mutex_};
+  return why_no_graph_.empty();
 }
 
 std::string bound_step::runs_as() const {
-  if (!is_one_operation())
-    return "as its requests: " + why_requests_;
   const std::lock_guard lock{mutex_};
-  if (!why_singly_.empty())
-    return "as one request, without graphs: " + why_singly_;
-  return "as a graph on each device";
+  return why_no_graph_.empty() ? "as a graph on each device" : "as its requests: " + why_no_graph_;
 }
 
-void bound_step::note_singly(const caf::error& why) const {
+void bound_step::give_up_graph(const caf::error& why) const {
   const std::lock_guard lock{mutex_};
-  if (why_singly_.empty())
-    why_singly_ = describe(why);
+  if (why_no_graph_.empty())
+    why_no_graph_ = describe(why);
 }
 
 /// A request that can be made is right by itself: makes the operations once, and drops them.
@@ -145,7 +161,7 @@ caf::expected<std::shared_ptr<const bound_step>> bind_step(step_requests request
   auto made = requests.make(where, absent, checked);
   if (!made)
     return std::move(made.error());
-  auto why = absent.empty() ? why_requests(requests, *made, where)
+  auto why = absent.empty() ? why_no_graph(requests, *made, where)
                             : "ranks were absent when it was recorded";
   auto uses = why.empty() ? uses_of(*made, where) : std::vector<use>{};
   const auto ranks = where.world->size();

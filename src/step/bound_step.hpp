@@ -16,18 +16,21 @@
 namespace troupe::detail {
 
 class communicator;
+class device_state;
+class lane;
 
-/// A recorded graph, which it drops.
+/// A recorded graph, which its lane drops.
 class recorded_graph {
 public:
   recorded_graph() = default;
-  recorded_graph(const std::shared_ptr<backend_device>& on, graph_view graph)
-      : on_(on), graph_(graph) {}
-  recorded_graph(recorded_graph&& other) noexcept
-      : on_(std::exchange(other.on_, {})), graph_(std::exchange(other.graph_, {})) {}
+  /// `keeps`: what it was made of, since its work may have addresses of it
+  recorded_graph(lane& on, graph_view graph, operation_batch keeps);
+  recorded_graph(recorded_graph&& other) noexcept { *this = std::move(other); }
   recorded_graph& operator=(recorded_graph&& other) noexcept {
+    std::swap(home_, other.home_);
     std::swap(on_, other.on_);
     std::swap(graph_, other.graph_);
+    std::swap(keeps_, other.keeps_);
     return *this;
   }
   ~recorded_graph();
@@ -35,8 +38,10 @@ public:
   graph_view view() const noexcept { return graph_; }
 
 private:
-  std::weak_ptr<backend_device> on_; ///< weak: a graph ends with its device
+  std::shared_ptr<device_state> home_;
+  std::weak_ptr<backend_device> on_; ///< weak: a device that has ended may be opened anew
   graph_view graph_;
+  operation_batch keeps_;
 };
 
 /// The graph of one rank. @thread the lane of the rank
@@ -55,36 +60,35 @@ struct rank_graph {
   };
 
   origin of;
-  recorded_graph graph;      ///< empty: it is not recorded
-  bool runs_singly = false;  ///< it cannot be recorded
-  bool was_launched = false; ///< it is the last work of its stream
+  recorded_graph graph;         ///< empty: it is not recorded
+  bool ends_with_graph = false; ///< the last run did
+  int failures = 0;             ///< of attempts to record it
 };
 
 /// A step over certain handles.
 class bound_step {
 public:
-  /// @param why_requests why it runs as its requests; empty: it runs as one operation
-  bound_step(step_requests all, std::size_t ranks, std::string why_requests,
+  /// @param why_no_graph why it runs as its requests; empty: it runs as graphs
+  bound_step(step_requests all, std::size_t ranks, std::string why_no_graph,
              std::vector<use> all_uses)
-      : requests(std::move(all)), uses(std::move(all_uses)), why_requests_(std::move(why_requests)),
-        graphs_(ranks) {}
+      : requests(std::move(all)), uses(std::move(all_uses)), graphs_(ranks),
+        why_no_graph_(std::move(why_no_graph)) {}
 
-  bool is_one_operation() const noexcept { return why_requests_.empty(); }
+  bool is_graph() const;
   /// As `step::runs_as`.
   std::string runs_as() const;
-  /// Notes why a rank's work cannot be a graph.
-  void note_singly(const caf::error& why) const;
+  /// Lets later runs be requests, since a rank's work cannot be recorded.
+  void give_up_graph(const caf::error& why) const;
   /// @thread the lane of the rank
   rank_graph& graph_of(std::size_t rank) const noexcept { return graphs_[rank]; }
 
   const step_requests requests;
-  const std::vector<use> uses; ///< of all requests, if it is one operation; `part` is the rank
+  const std::vector<use> uses; ///< of all requests, if it runs as graphs; `part` is the rank
 
 private:
-  const std::string why_requests_;
   mutable std::vector<rank_graph> graphs_;
   mutable std::mutex mutex_;
-  mutable std::string why_singly_; ///< under `mutex_`
+  mutable std::string why_no_graph_; ///< under `mutex_`
 };
 
 /// Makes `requests` ready to run.

@@ -133,9 +133,9 @@ step_core::answer step_core::run(const request_options& options) const {
 caf::expected<step_operations> step_core::make(const shared_step& bound, rank_set absent,
                                                const request_options& options) const {
   const bool is_plain = absent.empty() && options.retry_of == 0 && !options.overlap;
-  if (!is_plain || !bound->is_one_operation())
+  if (!is_plain || !bound->is_graph())
     return bound->requests.make(place_, absent, options);
-  auto whole = step_operation::make(bound, place_);
+  auto whole = step_operation::make(bound, place_, options.membership);
   if (!whole)
     return std::move(whole.error());
   step_operations result;

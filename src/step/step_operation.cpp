@@ -13,81 +13,89 @@ namespace troupe::detail {
 
 namespace {
 
+/// The collective as which a step has its place among those of its world. It is never made.
+constexpr collective_kind stand_in = collective_kind::barrier;
+/// A step runs as its requests once a rank has failed so often to record it.
+constexpr int most_failures = 2;
+
 bool is_collective(const step_request& x) noexcept {
   return std::holds_alternative<collective>(x.what) || std::holds_alternative<group>(x.what);
 }
 
-/// A barrier: it uses no memory.
-constexpr collective_kind stand_in = collective_kind::barrier;
-
 } // namespace
 
 caf::expected<std::shared_ptr<step_operation>>
-step_operation::make(std::shared_ptr<const bound_step> what, step_place where) {
+step_operation::make(std::shared_ptr<const bound_step> what, step_place where,
+                     std::uint64_t membership) {
   std::vector<rank_call> calls;
   const collective none{.kind = stand_in};
   if (auto error = add_rank_calls(calls, "step", collective_view{none}, where.world->lanes());
       error)
     return error;
-  return std::make_shared<step_operation>(std::move(what), std::move(where), std::move(calls));
+  return std::make_shared<step_operation>(std::move(what), std::move(where), std::move(calls),
+                                          membership);
 }
 
 step_operation::step_operation(std::shared_ptr<const bound_step> what, step_place where,
-                               std::vector<rank_call> calls)
-    : collective_operation("step", where.world, std::move(calls), what->uses),
-      what_(std::move(what)), where_(std::move(where)), reached_(parts().size()) {}
+                               std::vector<rank_call> calls, std::uint64_t membership)
+    : collective_operation("step", where.world, std::move(calls), membership, what->uses),
+      what_(std::move(what)), where_(std::move(where)), reached_(parts().size()),
+      reached_before_(parts().size()) {}
 
 caf::expected<issue_outcome> step_operation::issue(part& p, lane& on) {
   auto& mine = what_->graph_of(static_cast<std::size_t>(p.rank));
   const rank_graph::origin now{target(), on.state().generation(),
                                on.libraries().workspace_changes(), on.stream(p).native};
-  if (mine.of == now && mine.graph.view().native != nullptr)
-    return issued(*this, p, *target(), replay(p, on, mine));
   const bool was_run = mine.of == now;
+  if (was_run && mine.graph.view().native != nullptr)
+    return issued(*this, p, *target(), replay(p, on, mine));
   mine.of = now;
   mine.graph = {};
-  mine.was_launched = false;
-  if (was_run && !mine.runs_singly) {
-    if (auto why = record(p, on, mine); !why)
+  mine.ends_with_graph = false;
+  if (was_run && mine.failures < most_failures) {
+    auto why = record(p, on, mine);
+    if (!why)
       return issued(*this, p, *target(), replay(p, on, mine));
-    else if (code_of(why) != errc::not_supported)
+    if (code_of(why) == errc::device_fault || !target()->live())
       return issued(*this, p, *target(), std::move(why));
-    else
-      what_->note_singly(why);
-    mine.runs_singly = true;
+    // Nothing was enqueued. It may have failed because of what another thread called.
+    mine.failures = code_of(why) == errc::not_supported ? most_failures : mine.failures + 1;
+    if (mine.failures == most_failures)
+      what_->give_up_graph(why);
   }
-  auto why = enqueue(p, on, mode::runs);
+  const auto made = enqueue(p, on);
   mine.of.workspaces = on.libraries().workspace_changes();
-  return issued(*this, p, *target(), std::move(why));
+  return issued(*this, p, *target(), made ? caf::error{} : made.error());
 }
 
-/// A communicator knows the end of its own calls only. What is enqueued singly may be behind them.
+/// A communicator knows the end of its own calls only. What is enqueued one by one may be behind
+/// them.
 caf::error step_operation::mark_end(part& p, event_view event, stream_view stream,
                                     backend_device& device) {
-  return what_->graph_of(static_cast<std::size_t>(p.rank)).was_launched
+  return what_->graph_of(static_cast<std::size_t>(p.rank)).ends_with_graph
              ? collective_operation::mark_end(p, event, stream, device)
              : device.record(event, stream);
 }
 
-bool step_operation::look(const part& p) const noexcept {
-  auto& known = reached_[p.index];
-  bool is_news = false;
-  if (const auto on = target(); on && !p.over() && p.begun.load())
+/// Asks how far the part has come.
+void step_operation::look(const part& p) const noexcept {
+  if (const auto& on = target(); on && !p.over() && p.begun.load())
     static_cast<void>(on->call_from_outside(static_cast<std::size_t>(p.rank),
                                             [&](backend_communicator& rank) -> caf::error {
-                                              const auto now = rank.reached();
-                                              is_news = known.exchange(now) != now;
+                                              reached_[p.index].store(rank.reached());
                                               return {};
                                             }));
-  return is_news;
 }
 
 bool step_operation::on_stall() noexcept {
   if (over())
     return true;
   bool moves = false;
-  for (auto& p : parts())
-    moves |= look(p);
+  for (auto& p : parts()) {
+    look(p);
+    const auto now = reached_[p.index].load();
+    moves |= std::exchange(reached_before_[p.index], now) != now;
+  }
   if (moves || is_held_up())
     return false;
   auto why = stall_error(*this, target()->epoch());
@@ -109,26 +117,30 @@ void step_operation::describe_to(flight_entry& x, const part& p) const noexcept 
       static_cast<std::uint16_t>(std::min<std::uint32_t>(reached_[p.index].load(), UINT16_MAX));
 }
 
-/// Enqueues the requests of a rank one by one, all in the stream of the part.
-caf::error step_operation::enqueue(part& p, lane& on, mode how) {
+/// Enqueues the requests of a rank one by one, all in the stream of the part. Returns what has made
+/// them.
+caf::expected<operation_batch> step_operation::enqueue(part& p, lane& on) {
   auto made = what_->requests.make(where_, {}, {});
   if (!made)
     return std::move(made.error());
   for (std::size_t i = 0; i < made->all.size(); ++i) {
     const auto index = made->request_of[i];
     const auto& request = what_->requests[index];
-    auto& op = *made->all[i];
+    caf::error why;
     if (is_collective(request)) {
-      static_cast<collective_operation&>(op).run_on(target());
-      if (how == mode::records)
-        target()
-            ->rank(static_cast<std::size_t>(p.rank))
-            .begin_recorded(static_cast<std::uint32_t>(index + 1));
+      static_cast<collective_operation&>(*made->all[i]).run_on(target());
+      const auto place = static_cast<std::uint32_t>(index + 1);
+      why = target()->call(static_cast<std::size_t>(p.rank), on, [&](backend_communicator& x) {
+        x.begin_in_step(place);
+        return caf::error{};
+      });
     }
-    if (auto why = enqueue_request(p, on, op))
+    if (!why)
+      why = enqueue_request(p, on, *made->all[i]);
+    if (why)
       return in_step(index, request.verb, why);
   }
-  return {};
+  return std::move(made->all);
 }
 
 caf::error step_operation::enqueue_request(part& p, lane& on, operation& op) {
@@ -146,16 +158,22 @@ caf::error step_operation::enqueue_request(part& p, lane& on, operation& op) {
 }
 
 caf::error step_operation::record(part& p, lane& on, rank_graph& to) {
-  auto graph =
-      on.device().record_graph(on.stream(p), [&] { return enqueue(p, on, mode::records); });
+  operation_batch keeps;
+  const auto graph = on.device().record_graph(on.stream(p), [&] {
+    auto made = enqueue(p, on);
+    if (!made)
+      return std::move(made.error());
+    keeps = std::move(*made);
+    return caf::error{};
+  });
   if (!graph)
-    return std::move(graph.error());
-  to.graph = recorded_graph{on.shared_device(), *graph};
+    return graph.error();
+  to.graph = {on, *graph, std::move(keeps)};
   return {};
 }
 
 caf::error step_operation::replay(part& p, lane& on, rank_graph& what) {
-  what.was_launched = true;
+  what.ends_with_graph = true;
   return target()->call(static_cast<std::size_t>(p.rank), on, [&](backend_communicator& rank) {
     return rank.replay(what.graph.view(), on.stream(p), on.device());
   });

@@ -1,4 +1,4 @@
-/// One run of a step as one operation.
+/// One run of a step as graphs.
 #pragma once
 
 #include "collective/collective_operation.hpp"
@@ -17,35 +17,32 @@ namespace troupe::detail {
 class step_operation final : public collective_operation {
 public:
   /// @errors as for a barrier of the world
-  static caf::expected<std::shared_ptr<step_operation>> make(std::shared_ptr<const bound_step> what,
-                                                             step_place where);
+  static caf::expected<std::shared_ptr<step_operation>>
+  make(std::shared_ptr<const bound_step> what, step_place where, std::uint64_t membership);
 
   step_operation(std::shared_ptr<const bound_step> what, step_place where,
-                 std::vector<rank_call> calls);
+                 std::vector<rank_call> calls, std::uint64_t membership);
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   caf::error mark_end(part& p, event_view event, stream_view stream,
                       backend_device& device) override;
-  /// Not as long as its ranks get from one request to the next.
+  /// Does nothing while ranks get from one collective to the next.
   bool on_stall() noexcept override;
 
 protected:
   void describe_to(flight_entry& x, const part& p) const noexcept override;
 
 private:
-  enum class mode { runs, records };
-
-  caf::error enqueue(part& p, lane& on, mode how);
+  caf::expected<operation_batch> enqueue(part& p, lane& on);
   static caf::error enqueue_request(part& p, lane& on, operation& op);
   caf::error record(part& p, lane& on, rank_graph& to);
   caf::error replay(part& p, lane& on, rank_graph& what);
-
-  /// Asks how far the part has come. Returns whether that is news.
-  bool look(const part& p) const noexcept;
+  void look(const part& p) const noexcept;
 
   const std::shared_ptr<const bound_step> what_;
   const step_place where_;
   /// By part: the last request that is known to be over, from 1; 0: none.
   mutable std::vector<std::atomic<std::uint32_t>> reached_;
+  std::vector<std::uint32_t> reached_before_; ///< when it was last asked for a stall
 };
 
 } // namespace troupe::detail

@@ -25,6 +25,7 @@ struct recorder {
   std::atomic<int> launched{0};
   std::atomic<int> dropped{0};
   std::atomic<bool> refuses_copies{false};
+  std::atomic<bool> fails_once{false};
 
   /// Records `f` or calls it.
   caf::error take(std::function<caf::error()> f) {
@@ -47,6 +48,8 @@ public:
     recorder_->to = calls.get();
     auto error = enqueue();
     recorder_->to = nullptr;
+    if (!error && recorder_->fails_once.exchange(false))
+      error = make_error(errc::cuda_error, "on purpose");
     if (error)
       return error;
     ++recorder_->recorded;

@@ -84,8 +84,10 @@ public:
   template <class Kernel> void run(unsigned rank, const emulated_grid& grid, Kernel kernel) {
     auto p = at(rank);
     p.number = ended(rank) + 1;
-    if (records_)
+    if (records_) {
       p.reached = std::exchange(p.ended, nullptr);
+      p.place = p.number;
+    }
     run_emulated(grid, [&](void* shared) { kernel(p, shared); });
     if (!records_ || !stopped(rank)) {
       EXPECT_EQ(ended(rank), p.number);

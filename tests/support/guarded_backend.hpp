@@ -217,7 +217,7 @@ public:
   void on_loss(std::function<void()> f) noexcept override { inner_->on_loss(std::move(f)); }
   std::shared_ptr<const device_life> life() const noexcept override { return inner_->life(); }
   void compare_calls() noexcept override { inner_->compare_calls(); }
-  void begin_recorded(std::uint32_t number) noexcept override { inner_->begin_recorded(number); }
+  void begin_in_step(std::uint32_t place) noexcept override { inner_->begin_in_step(place); }
   caf::error replay(graph_view graph, stream_view stream, backend_device& on) noexcept override {
     return inner_->replay(graph, stream, on);
   }

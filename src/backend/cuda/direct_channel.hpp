@@ -297,7 +297,7 @@ TROUPE_DEVICE void stop_all(const plane& p) {
 
 TROUPE_DEVICE void note_reached(const plane& p) {
   if (p.reached != nullptr)
-    gpu::store(p.reached, p.number);
+    gpu::store(p.reached, p.place);
 }
 
 /// Called by all threads at the end of a kernel. The last block reports the end of the kernel.
@@ -329,10 +329,9 @@ TROUPE_DEVICE void end_kernel(const plane& p, bool begun, bool alive) {
   if (is_signed(p) && (units >= one_kept || others >= one_kept))
     pass_mismatch_on(p);
   gpu::store(&mine.writing, 0);
+  note_reached(p);
   if (p.ended != nullptr)
     gpu::store(p.ended, p.number);
-  else
-    note_reached(p);
 }
 
 /// The same for a kernel that writes to no memory of peers' users. In a graph, whose next kernel

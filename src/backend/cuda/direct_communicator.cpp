@@ -218,12 +218,12 @@ private:
   caf::error launch_kernel(const kernel& which, dim3 grid, unsigned threads,
                            const void* arguments) noexcept {
     auto view = of_.view_;
-    view.number = of_.launched_.load() + 1;
-    if (captures_) {
-      view.number = of_.recorded_;
+    if (captures_)
       view.ended = nullptr;
-      if (of_.recorded_ != 0)
-        view.reached = reinterpret_cast<std::uint32_t*>(&of_.own_.words->reached);
+    view.number = of_.launched_.load() + 1;
+    if (of_.place_ != 0) {
+      view.place = of_.place_;
+      view.reached = reinterpret_cast<std::uint32_t*>(&of_.own_.words->reached);
     }
     if (of_.compares_.load())
       view.found = &of_.own_.words->found;
@@ -261,7 +261,7 @@ caf::error direct_communicator::enqueue(std::span<const collective_call> calls,
     launcher to{*this, on, captures != CU_STREAM_CAPTURE_STATUS_NONE};
     const auto before = launched_.load();
     auto err = launch_direct(calls, view_.rank, view_.size, limits_, messages_, to);
-    recorded_ = 0;
+    place_ = 0;
     if (!err && launched_.load() != before)
       last_ = {&own_.words->ended, launched_.load(), on};
     return err;
@@ -273,17 +273,22 @@ caf::error direct_communicator::replay(graph_view graph, stream_view stream,
   last_ = {};
   if (auto err = asynchronous_error())
     return err;
-  if (is_idle())
-    own_.words->reached.store(0);
+  auto* const on = static_cast<cudaStream_t>(stream.native);
+  const auto write = [&](const std::atomic<std::uint32_t>& word, std::uint32_t value) {
+    return check(driver::write_word32(on, reinterpret_cast<CUdeviceptr>(&word), value,
+                                      CU_STREAM_WRITE_VALUE_DEFAULT),
+                 "cuStreamWriteValue32", own_.device);
+  };
+  // First, so that nothing runs if the device cannot do it.
+  if (auto err = write(own_.words->reached, 0))
+    return err;
   if (auto err = device.launch_graph(graph, stream))
     return err;
-  auto* const on = static_cast<cudaStream_t>(stream.native);
   const auto number = launched_.fetch_add(1) + 1;
-  const auto word = reinterpret_cast<CUdeviceptr>(&own_.words->ended);
-  const auto code = driver::write_word32(on, word, number, CU_STREAM_WRITE_VALUE_DEFAULT);
-  if (code == cudaSuccess)
-    last_ = {&own_.words->ended, number, on};
-  return check(code, "cuStreamWriteValue32", own_.device);
+  if (auto err = write(own_.words->ended, number))
+    return err;
+  last_ = {&own_.words->ended, number, on};
+  return {};
 }
 
 caf::error direct_communicator::asynchronous_error() noexcept {

@@ -29,7 +29,7 @@ public:
   /// Nothing has to be connected.
   caf::error connect(stream_view, connect_scope) noexcept override { return {}; }
   caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
-  void begin_recorded(std::uint32_t number) noexcept override { recorded_ = number; }
+  void begin_in_step(std::uint32_t place) noexcept override { place_ = place; }
   /// The graph counts as one kernel.
   caf::error replay(graph_view graph, stream_view stream, backend_device& device) noexcept override;
   std::uint32_t reached() const noexcept override {
@@ -64,7 +64,7 @@ private:
   const shared_driver_access driver_;
   std::atomic<bool> compares_{false};
   std::atomic<std::uint32_t> launched_; ///< kernels, as `direct_words::ended` counts them
-  std::uint32_t recorded_ = 0;          ///< the number of the next `enqueue`; 0: it has none
+  std::uint32_t place_ = 0;             ///< of the next `enqueue` in a step; 0: it is in none
   kernel_end last_;                     ///< of the last `enqueue` or `replay`
   direct_messages messages_;            ///< of the last one, as room for the next
 };

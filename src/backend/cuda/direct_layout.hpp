@@ -105,13 +105,14 @@ struct plane {
   /// In pinned memory: set to `number` as the kernel ends. Null in a captured kernel, which does
   /// not count.
   std::uint32_t* ended;
-  /// In pinned memory: set to `number` when a captured kernel is about to end. May be null.
+  /// In pinned memory: set to `place` when the kernel is about to end. May be null.
   std::uint32_t* reached;
   const std::uint32_t* aborted; ///< in pinned memory: not 0 once the kernels are to end at once
   /// In pinned memory, for the host: calls that do not match. Null: the ranks' calls are known to
   /// match, so nothing is signed.
   mismatch* found;
-  std::uint32_t number; ///< of the kernel, or of a captured one within its graph
+  std::uint32_t number; ///< of the kernel
+  std::uint32_t place;  ///< of the kernel in a step
   /// The number that 0 stands for in `arena::numbers`, far from those of communicators that had the
   /// arenas before: what their kernels wrote to peers may arrive after they have ended.
   std::uint32_t first;
