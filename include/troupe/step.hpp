@@ -49,7 +49,8 @@ public:
   /// Runs all requests once, in their order, as far as they depend on each other. No request of
   /// another caller comes in between. Completes when all of them have. If one fails, so do those
   /// that need what it would have written; the others run, and are awaited. Cancelling cancels the
-  /// requests that have not begun, the last one first. `options` hold for each request.
+  /// requests that have not begun, the last one first. `options` hold for each request. A step that
+  /// runs as a graph (`runs_as`) fails, and is cancelled, as a whole.
   /// @errors the error of the first request, in the recorded order, that failed. Its text begins
   ///         with "request k of the step", where the first one is request 1. If one is refused,
   ///         none runs. errc::not_supported: `max_retries` is not 0
@@ -66,7 +67,8 @@ public:
   /// Returns the number of recorded requests.
   std::size_t size() const noexcept;
 
-  /// Returns in which form the step runs, and why: "as its requests: the devices are virtual".
+  /// Returns in which form the step runs, and why if it is no graph: "as a graph on each device",
+  /// or "as its requests: the devices are virtual".
   std::string runs_as() const;
 
 private:
