@@ -31,10 +31,6 @@ namespace {
 /// The devices that are open in this process. Never destroyed: devices may outlive static objects.
 constinit std::array<std::atomic<bool>, 1024> claimed{};
 
-cudaStream_t native(stream_view stream) noexcept {
-  return static_cast<cudaStream_t>(stream.native);
-}
-
 /// How often CUDA is asked for a fault while a kernel does not tell of its end.
 constexpr std::chrono::microseconds between_checks{100};
 

@@ -1,4 +1,4 @@
-/// Events of CUDA devices.
+/// Streams and events of CUDA devices.
 #pragma once
 
 #include <troupe/backend.hpp>
@@ -29,6 +29,10 @@ struct cuda_event {
   kernel_end end;
   std::chrono::steady_clock::time_point checked{}; ///< when CUDA was asked for a fault before `end`
 };
+
+inline cudaStream_t native(stream_view stream) noexcept {
+  return static_cast<cudaStream_t>(stream.native);
+}
 
 inline cuda_event& as_cuda_event(event_view event) noexcept {
   return *static_cast<cuda_event*>(event.native);

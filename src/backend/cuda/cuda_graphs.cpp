@@ -14,10 +14,6 @@ namespace troupe::detail {
 
 namespace {
 
-cudaStream_t native(stream_view stream) noexcept {
-  return static_cast<cudaStream_t>(stream.native);
-}
-
 cudaGraphExec_t native(graph_view graph) noexcept {
   return static_cast<cudaGraphExec_t>(graph.native);
 }

@@ -1,6 +1,7 @@
 #include "backend/cuda/nccl_communicator.hpp"
 
 #include "backend/cuda/cuda_error.hpp"
+#include "backend/cuda/cuda_event.hpp"
 #include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/device_guard.hpp"
 #include "backend/cuda/fill.hpp"
@@ -21,10 +22,6 @@
 namespace troupe::detail {
 
 namespace {
-
-cudaStream_t native(stream_view stream) noexcept {
-  return static_cast<cudaStream_t>(stream.native);
-}
 
 const std::byte* part(const void* memory, std::size_t offset) noexcept {
   return static_cast<const std::byte*>(memory) + offset;
