@@ -40,6 +40,13 @@ constexpr const char* refusing_launch = "StepGraph.refusing";
   return true;
 }();
 
+/// y = sum over all ranks of x, x = y
+recording sum_and_copy() {
+  recording r;
+  r.copy("y", "x").all_reduce("y").copy("x", "y");
+  return r;
+}
+
 class StepGraph : public Step {
 protected:
   static constexpr int devices = 3;
@@ -58,6 +65,22 @@ protected:
       if (const int got = (*recorders_[i]).*what; got != times)
         return ::testing::AssertionFailure() << "device " << i << ": " << got;
     return ::testing::AssertionSuccess();
+  }
+
+  /// Runs a step over x, which is full of `value`, and checks the sum over all ranks each time.
+  void run_sums(const step& what, const refs& x, element value, int runs) {
+    for (int i = 0; i < runs; ++i) {
+      must(answer_of(what.run()));
+      value *= static_cast<element>(w_.size());
+      EXPECT_EQ(content(x), same(value));
+    }
+  }
+  /// Records `sum_and_copy`, and does that with it.
+  step run_sums(int runs) {
+    auto x = filled(1), y = allocate();
+    auto result = must(w_.record(sum_and_copy(), {{"x", x}, {"y", y}}));
+    run_sums(result, x, 1, runs);
+    return result;
   }
 
   void refuse_copies() {
@@ -96,13 +119,6 @@ private:
 
   const recorder_list recorders_;
 };
-
-/// y = sum over all ranks of x, x = y
-recording sum_and_copy() {
-  recording r;
-  r.copy("y", "x").all_reduce("y").copy("x", "y");
-  return r;
-}
 
 TEST_F(StepGraph, IsRecordedOnceAndLaunched) {
   auto x = filled(1), y = allocate();
@@ -203,12 +219,7 @@ TEST_F(StepGraph, RunsAgainAfterAReset) {
   y = allocate();
   must(step.rebind("x", x));
   must(step.rebind("y", y));
-  element want = 2;
-  for (int i = 0; i < 3; ++i) {
-    must(answer_of(step.run()));
-    want *= static_cast<element>(w_.size());
-    EXPECT_EQ(content(x), same(want));
-  }
+  run_sums(step, x, 2, 3);
   EXPECT_TRUE(each(&recorder::recorded, 2));
 }
 
@@ -236,14 +247,7 @@ TEST_F(StepGraph, RunsWithoutAGraphWhereNoneCanBeMade) {
   if (on_cuda())
     GTEST_SKIP() << "on virtual devices: a device that records no copies";
   refuse_copies();
-  auto x = filled(1), y = allocate();
-  const auto step = must(w_.record(sum_and_copy(), {{"x", x}, {"y", y}}));
-  element want = 1;
-  for (int i = 0; i < 4; ++i) {
-    must(answer_of(step.run()));
-    want *= static_cast<element>(w_.size());
-    EXPECT_EQ(content(x), same(want));
-  }
+  const auto step = run_sums(4);
   EXPECT_EQ(step.runs_as().find("as its requests: "), 0u) << step.runs_as();
   EXPECT_NE(step.runs_as().find("a copy is not recorded"), std::string::npos) << step.runs_as();
   EXPECT_TRUE(each(&recorder::recorded, 0));
@@ -254,14 +258,7 @@ TEST_F(StepGraph, IsRecordedLaterIfThatFailsOnce) {
   if (on_cuda())
     GTEST_SKIP() << "on virtual devices: a recording that fails";
   fail_once();
-  auto x = filled(1), y = allocate();
-  const auto step = must(w_.record(sum_and_copy(), {{"x", x}, {"y", y}}));
-  element want = 1;
-  for (int i = 0; i < 4; ++i) {
-    must(answer_of(step.run()));
-    want *= static_cast<element>(w_.size());
-    EXPECT_EQ(content(x), same(want));
-  }
+  const auto step = run_sums(4);
   EXPECT_EQ(step.runs_as(), "as a graph on each device");
   EXPECT_TRUE(each(&recorder::recorded, 1));
   EXPECT_TRUE(each(&recorder::launched, 2));
@@ -280,7 +277,7 @@ TEST_F(StepGraph, NamesTheRequestThatFailed) {
   EXPECT_EQ(content(x), same(3));
 }
 
-/// What it has written itself needs no content before.
+/// It needs no former content of memory that it has written itself.
 TEST_F(StepGraph, ReadsOnlyWhatItHasNotWritten) {
   auto x = filled(1), y = filled(1);
   EXPECT_FALSE(answer_of(w_.device_of(0).launch(failing_launch, {}, {}, {y[0]})));
