@@ -34,7 +34,7 @@ void wait_until(const auto& there) {
 
 constexpr std::size_t most_ranks = 8;
 
-/// What the processes share.
+/// Shared by the processes.
 struct board {
   std::atomic<bool> has_id{false};
   ncclUniqueId id{};

@@ -7,7 +7,7 @@
 
 namespace bench {
 
-/// What a step does: `sums` times, `kernels` kernels that add 1 to a buffer of each rank, and its
+/// The work of a step: `sums` times, `kernels` kernels that add 1 to a buffer of each rank, and its
 /// average over the ranks.
 struct step_shape {
   std::size_t sums = 8;

@@ -78,7 +78,7 @@ using registered_launch = std::function<caf::error(
     launch_context&, std::span<const any_gpu_ref> reads, std::span<const any_gpu_ref> writes,
     std::span<const std::byte> arguments)>;
 
-/// What a `step` may do with a launch that it makes again and again.
+/// How a `step` may repeat a launch.
 enum class repetition : std::uint8_t {
   calls, ///< the function is called each time. Steps with such a launch run as their requests
   /// The function depends on nothing but its parameters, and enqueues work on the device alone. So

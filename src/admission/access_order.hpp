@@ -42,8 +42,8 @@ inline bool is_over(const std::shared_ptr<operation>& by, const part& at) {
 }
 
 /// Adds to `users`, which the loss of a process ends, what was admitted to overwrite memory of
-/// other devices that this process may still write: its result would not be certain. What is
-/// admitted to use that memory from now on waits until the work of the process is over.
+/// other devices that this process may still write: its result would not be certain. Requests
+/// for that memory from now on wait until the work of the process is over.
 void add_overwriters(locked lock, std::vector<std::shared_ptr<operation>>& users);
 
 /// Removes the accesses for which `f` returns true.

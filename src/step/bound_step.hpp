@@ -46,7 +46,7 @@ private:
 
 /// The graph of one rank. @thread the lane of the rank
 struct rank_graph {
-  /// What the addresses in the graph depend on.
+  /// All that the addresses in the graph depend on.
   struct origin {
     std::weak_ptr<communicator> target;
     std::uint64_t generation = 0;
