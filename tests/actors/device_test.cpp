@@ -882,6 +882,10 @@ TEST(DeviceHandles, OutliveTheActorSystem) {
   EXPECT_TRUE(answer->ready());
   EXPECT_EQ(pinned.size_bytes(), 100 * kib);
   pinned.writable().back() = std::byte{1};
+  {
+    test_system system; // nothing that is left keeps the device open
+    EXPECT_TRUE(works(system.open()));
+  }
   std::thread{[&] {
     ref = {};
     pinned = {};

@@ -200,6 +200,7 @@ public:
     state_.held.open();
     return inner_->deallocate_pinned(memory);
   }
+  std::function<caf::error(void*)> pinned_deleter() noexcept override { return nullptr; }
 
 private:
   state& state_;

@@ -252,10 +252,15 @@ caf::expected<void*> cuda_device::allocate_pinned(std::size_t size_bytes) noexce
   return memory;
 }
 
-caf::error cuda_device::deallocate_pinned(void* memory) noexcept {
-  if (driver_->ended())
-    return {}; // freed when the process ends
-  return call_aside("cudaFreeHost", [&] { return cudaFreeHost(memory); });
+std::function<caf::error(void*)> cuda_device::pinned_deleter() noexcept {
+  return [driver = driver_, device = ordinal_](void* memory) -> caf::error {
+    if (driver->ended())
+      return {}; // freed when the process ends
+    const device_guard guard{device};
+    if (auto err = check(guard.error(), "cuCtxPushCurrent", device))
+      return err;
+    return check(cudaFreeHost(memory), "cudaFreeHost", device);
+  };
 }
 
 caf::error cuda_device::register_pinned(void* memory, std::size_t size_bytes) noexcept {

@@ -148,6 +148,13 @@ caf::error host_device::deallocate_pinned(void* memory) noexcept {
   return {};
 }
 
+std::function<caf::error(void*)> host_device::pinned_deleter() noexcept {
+  return [](void* memory) {
+    std::free(memory);
+    return caf::error{};
+  };
+}
+
 caf::expected<stream_view> host_device::create_stream() noexcept {
   auto stream = std::make_shared<host_stream>(completed_);
   const stream_view result{stream.get()};

@@ -60,6 +60,7 @@ public:
   caf::error deallocate(void* memory, stream_view stream) noexcept override;
   caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override;
   caf::error deallocate_pinned(void* memory) noexcept override;
+  std::function<caf::error(void*)> pinned_deleter() noexcept override;
 
   caf::expected<stream_view> create_stream() noexcept override;
   caf::error destroy_stream(stream_view stream) noexcept override;
