@@ -94,7 +94,7 @@ void add_overwriters(locked lock, std::vector<std::shared_ptr<operation>>& users
     std::vector<std::shared_ptr<operation>> open{origin};
     for (std::size_t i = 0; i < open.size(); ++i) // grows
       for (auto& x : open[i]->successors())
-        if (x->overwrites(*origin) && std::ranges::find(open, x) == open.end()) {
+        if (x->shares_written_bytes(*origin) && std::ranges::find(open, x) == open.end()) {
           x->note_lost_before(lock);
           found.insert(x);
           open.push_back(x);

@@ -198,7 +198,7 @@ std::vector<std::shared_ptr<operation>> operation::successors() const {
   return result;
 }
 
-bool operation::overwrites(const operation& other) const noexcept {
+bool operation::shares_written_bytes(const operation& other) const noexcept {
   return std::ranges::any_of(uses_, [&](const use& x) {
     return x.writes && std::ranges::any_of(other.uses_, [&](const use& y) {
              return y.writes && x.memory == y.memory && x.begin < y.end && y.begin < x.end;

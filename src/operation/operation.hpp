@@ -347,7 +347,7 @@ public:
   /// Returns the operations that use what this writes and settle after it.
   std::vector<std::shared_ptr<operation>> successors() const;
   /// Returns whether it writes a byte that `other` writes.
-  bool overwrites(const operation& other) const noexcept;
+  bool shares_written_bytes(const operation& other) const noexcept;
   /// Notes that a lost process may still write what it was to overwrite.
   void note_lost_before(locked) noexcept { behind_lost_ = true; }
   bool is_behind_lost(locked) const noexcept { return behind_lost_; }
