@@ -172,7 +172,7 @@ public:
     return make_error(errc::not_supported, "the device records no graphs");
   }
   /// Drops a graph. Its launches may still run.
-  /// @thread any
+  /// @thread the lane, or any after the end of the lane
   [[nodiscard]] virtual caf::error drop_graph(graph_view graph) noexcept {
     static_cast<void>(graph);
     return {};
@@ -274,6 +274,9 @@ public:
     static_cast<void>(stream);
     return make_error(errc::not_supported, "only for devices in other processes");
   }
+  /// Returns how often a workspace of libraries has got another address in the process of a remote
+  /// device. Graphs that were recorded before may have the former one.
+  virtual std::uint64_t workspace_changes() const noexcept { return 0; }
   /// Sets the function that is called, on any thread, when a remote device is lost with its memory,
   /// its streams and its events. From then on every function returns `errc::worker_lost`, until
   /// `bind` opens the device again; only `query` may know that an event was done. Call it before
@@ -422,18 +425,21 @@ public:
   [[nodiscard]] virtual caf::error enqueue(std::span<const collective_call> calls,
                                            stream_view stream) noexcept = 0;
 
-  /// Called before each `enqueue` for a step, also if it is recorded in a graph.
-  /// @shape place: ascending within the step, from 1
-  virtual void begin_in_step(std::uint32_t place) noexcept { static_cast<void>(place); }
+  /// Tells the place of the next `enqueue` in its step, also if that is recorded in a graph. A
+  /// backend may write the place to `*reached` when the work of that `enqueue` has ended.
+  /// @shape place: ascending within the step, from 1; 0: the next one is in no step. reached: in
+  ///        memory of `allocate_pinned`
+  virtual void begin_in_step(std::uint32_t place, std::uint32_t* reached) noexcept {
+    static_cast<void>(place);
+    static_cast<void>(reached);
+  }
   /// Launches a graph of `device`, that of the rank, which has calls of this rank.
+  /// @param reached that of the calls, to be set to 0 in stream order before they run; may be null
   [[nodiscard]] virtual caf::error replay(graph_view graph, stream_view stream,
-                                          backend_device& device) noexcept {
+                                          backend_device& device, std::uint32_t* reached) noexcept {
+    static_cast<void>(reached);
     return device.launch_graph(graph, stream);
   }
-  /// Returns the place of the last call of a step that has ended, in the step that runs or was the
-  /// last to run; 0: none.
-  /// @thread any
-  virtual std::uint32_t reached() const noexcept { return 0; }
 
   /// Makes `event` that of the end of the last `enqueue` or `replay`, after which nothing entered
   /// `stream`.

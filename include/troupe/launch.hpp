@@ -82,7 +82,10 @@ using registered_launch = std::function<caf::error(
 enum class repetition : std::uint8_t {
   calls, ///< the function is called each time. Steps with such a launch run as their requests
   /// The function depends on nothing but its parameters, and enqueues work on the device alone. So
-  /// what it enqueues may be recorded once, in a graph, and launched again without another call.
+  /// what it enqueues may be recorded once, in a graph, and launched again without another call. It
+  /// does not access memory itself. In a spare, a library's `enqueue` is also recorded after
+  /// `prepare`, with the same parameters, only to load its code: that graph is never launched, and
+  /// its workspace is not there.
   replays
 };
 

@@ -1,3 +1,5 @@
+#include "assembly/worker_main.hpp"
+
 #include "foundation/log.hpp"
 #include "foundation/option_check.hpp"
 #include "foundation/other_processes.hpp"
@@ -32,6 +34,11 @@ namespace detail {
 namespace {
 
 constexpr int failed_status = 84;
+
+std::function<std::shared_ptr<backend>(std::shared_ptr<backend>)>& backend_wrapper() {
+  static std::function<std::shared_ptr<backend>(std::shared_ptr<backend>)> result;
+  return result;
+}
 
 /// Returns the time to spin. The worker and its parent's lane spin at the same time.
 std::chrono::nanoseconds spin_by_cores(int devices) noexcept {
@@ -127,6 +134,8 @@ private:
         return cuda.error();
       executes = std::move(*cuda);
     }
+    if (const auto& wrap = backend_wrapper())
+      executes = wrap(std::move(executes));
     about.devices = executes->device_count();
     if (about.devices == 0)
       return {};
@@ -215,6 +224,10 @@ private:
 };
 
 } // namespace
+
+void wrap_backend_of_worker(std::function<std::shared_ptr<backend>(std::shared_ptr<backend>)> f) {
+  backend_wrapper() = std::move(f);
+}
 
 } // namespace detail
 

@@ -276,7 +276,7 @@ caf::error registered_launch_operation::prepare(part& p, lane& on) {
   if (!library_ || !(library_->prepare || library_->judge))
     return {};
   if (library_->judge) {
-    auto word = on.take_verdict();
+    auto word = on.take_word();
     if (!word)
       return word.error();
     verdict_ = std::move(*word);

@@ -72,6 +72,7 @@ public:
     return inner_->launch_graph(x, on);
   }
   caf::error drop_graph(graph_view x) noexcept override { return inner_->drop_graph(x); }
+  std::uint64_t workspace_changes() const noexcept override { return inner_->workspace_changes(); }
   caf::error clear_last_error(std::string_view found, std::string_view what,
                               std::uint64_t number) noexcept override {
     return inner_->clear_last_error(found, what, number);

@@ -66,9 +66,10 @@ public:
   /// An error of the library keeps its fields; any other becomes `errc::internal` with its text.
   void put(const caf::error& x);
   /// Writes the number of bytes before them, so that the reader finds their end.
-  void put_bytes(std::span<const std::byte> x) {
-    put(static_cast<std::uint32_t>(x.size()));
+  void put_bytes(std::span<const std::byte> x, std::span<const std::byte> more = {}) {
+    put(static_cast<std::uint32_t>(x.size() + more.size()));
     append(x.data(), x.size());
+    append(more.data(), more.size());
   }
 
   std::span<const std::byte> bytes() const noexcept { return data_; }

@@ -31,7 +31,7 @@ namespace troupe::detail {
 
 class stager;
 class staging_ring;
-class verdict_area;
+class pinned_words;
 
 /// The work of a process that had a device and is lost, while the device's memory is kept.
 struct lost_process {
@@ -208,8 +208,13 @@ public:
   stager& copier() noexcept { return *stager_; }
   /// The states of libraries for a device of this process.
   library_states& libraries() noexcept { return libraries_; }
-  /// Returns a word for the verdict of a launch. Its owner lets go of it when no work writes to it.
-  caf::expected<std::shared_ptr<std::int32_t>> take_verdict();
+  /// Returns how often a workspace has changed (`library_states::workspace_changes`), wherever the
+  /// device is.
+  std::uint64_t workspace_changes() const noexcept {
+    return libraries_.workspace_changes() + device_->workspace_changes();
+  }
+  /// Returns a word for work to write to. The owner keeps it until no work writes to it.
+  caf::expected<std::shared_ptr<std::int32_t>> take_word();
   /// Up to this size a copy over NVLink takes less time than the calls that issue it.
   static constexpr std::size_t small_copy_bytes = std::size_t{256} << 10;
   /// Issues `what`, a copy of `p`: at once, or together with the small copies that follow it.
@@ -370,7 +375,7 @@ private:
   std::unique_ptr<staging_ring> download_ring_;
   std::unique_ptr<stager> stager_;
   library_states libraries_;
-  std::shared_ptr<verdict_area> verdicts_; // the one that has room; null: none was needed yet
+  std::shared_ptr<pinned_words> words_; // the one that has room; null: none was needed yet
   std::deque<part*> waiting_;
   copy_run run_; // used while parts are issued, one after the other
 

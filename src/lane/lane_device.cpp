@@ -5,8 +5,8 @@
 #include "foundation/spin.hpp"
 #include "lane/kept_result.hpp"
 #include "lane/lane.hpp"
+#include "lane/pinned_words.hpp"
 #include "lane/staging.hpp"
-#include "lane/verdict_area.hpp"
 #include "operation/admission_lock.hpp"
 #include <troupe/error.hpp>
 
@@ -103,7 +103,7 @@ void lane::go_down() noexcept {
   stager_.reset();
   static_cast<void>(note(upload_ring_->close()));
   static_cast<void>(note(download_ring_->close()));
-  verdicts_.reset();
+  words_.reset();
   static_cast<void>(
       note(libraries_.close_memory(*device_))); // before the streams: states may use them
   for (auto event : events_)
@@ -292,7 +292,7 @@ void lane::revive() {
   drop_failed();
   drain_released();
   // The remains of the old process may still write into the old rings, so there will be new ones.
-  verdicts_.reset();
+  words_.reset();
   const auto events = std::exchange(events_, {});
   const std::array rings{std::move(upload_ring_), std::move(download_ring_)};
   if (!come_up())
@@ -423,18 +423,18 @@ void lane::abandon_now() noexcept {
   libraries_.abandon();
 }
 
-caf::expected<std::shared_ptr<std::int32_t>> lane::take_verdict() {
-  if (verdicts_)
-    if (auto word = verdict_area::take(verdicts_))
+caf::expected<std::shared_ptr<std::int32_t>> lane::take_word() {
+  if (words_)
+    if (auto word = pinned_words::take(words_))
       return word;
-  auto memory = device_->allocate_pinned(verdict_area::size_bytes);
+  auto memory = device_->allocate_pinned(pinned_words::size_bytes);
   if (!memory)
     return memory.error();
   auto free = device_->pinned_deleter();
   if (!free)
     free = [device = device_](void* x) { return device->deallocate_pinned(x); };
-  verdicts_ = std::make_shared<verdict_area>(*memory, std::move(free));
-  return verdict_area::take(verdicts_);
+  words_ = std::make_shared<pinned_words>(*memory, std::move(free));
+  return pinned_words::take(words_);
 }
 
 caf::error lane::provide_streams() {

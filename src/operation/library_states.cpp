@@ -32,6 +32,15 @@ caf::error making_context::run_on_host(std::function<void()>) {
   return make_error(errc::not_supported, "a library runs nothing on the host before a launch");
 }
 
+caf::expected<void*> loading_context::workspace(std::size_t) {
+  constexpr std::uintptr_t aligned = std::uintptr_t{1} << 20; // as for any workspace
+  return reinterpret_cast<void*>(aligned);
+}
+
+caf::error loading_context::run_on_host(std::function<void()>) {
+  return make_error(errc::not_supported, "a launch that never runs");
+}
+
 caf::error library_states::open_memory(backend_device& on, int ordinal, stream_view stream) {
   if (auto error = on.open_memory())
     return error;

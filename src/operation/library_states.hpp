@@ -91,4 +91,16 @@ public:
   caf::error run_on_host(std::function<void()>) override;
 };
 
+/// The context of a launch that is recorded for its code to be loaded, and never runs.
+class loading_context final : public device_context {
+public:
+  loading_context(backend_device& on, int ordinal, stream_view stream, library_states& libraries)
+      : device_context(on, ordinal, stream, libraries, nullptr) {}
+
+  /// Returns an address that is not used.
+  caf::expected<void*> workspace(std::size_t) override;
+  /// @errors errc::not_supported
+  caf::error run_on_host(std::function<void()>) override;
+};
+
 } // namespace troupe::detail

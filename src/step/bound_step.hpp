@@ -50,7 +50,7 @@ struct rank_graph {
   struct origin {
     std::weak_ptr<communicator> target;
     std::uint64_t generation = 0;
-    std::uint64_t workspaces = 0; ///< as `library_states::workspace_changes`
+    std::uint64_t workspaces = 0; ///< as `lane::workspace_changes`
     void* stream = nullptr;
 
     bool operator==(const origin& x) const noexcept {
@@ -60,9 +60,10 @@ struct rank_graph {
   };
 
   origin of;
-  recorded_graph graph;         ///< empty: it is not recorded
-  bool ends_with_graph = false; ///< the last run did
-  int failures = 0;             ///< of attempts to record it
+  recorded_graph graph;                  ///< empty: it is not recorded
+  std::shared_ptr<std::int32_t> reached; ///< its work writes there how far it came; may be null
+  bool ends_with_graph = false;          ///< the last run did
+  int failures = 0;                      ///< of attempts to record it
 };
 
 /// A step over certain handles.

@@ -2,6 +2,8 @@
 
 #include "collective/communicator.hpp"
 #include "collective/rank_call.hpp"
+#include "foundation/error_text.hpp"
+#include "foundation/log.hpp"
 #include "lane/lane.hpp"
 
 #include <algorithm>
@@ -39,14 +41,28 @@ step_operation::make(std::shared_ptr<const bound_step> what, step_place where,
 step_operation::step_operation(std::shared_ptr<const bound_step> what, step_place where,
                                std::vector<rank_call> calls, std::uint64_t membership)
     : collective_operation("step", where.world, std::move(calls), membership, what->uses),
-      what_(std::move(what)), where_(std::move(where)), reached_(parts().size()),
+      what_(std::move(what)), where_(std::move(where)),
+      progress_(std::make_shared<std::vector<progress>>(parts().size())),
       reached_before_(parts().size()) {}
+
+/// Takes a word of its own for each target: kernels of a former one may still write to theirs.
+void step_operation::take_word(lane& on, rank_graph& to) {
+  auto word = on.take_word();
+  if (!word) // it runs all the same
+    log(log_level::warning, "how far a step comes will not be known", word.error());
+  to.reached = word ? std::move(*word) : nullptr;
+}
 
 caf::expected<issue_outcome> step_operation::issue(part& p, lane& on) {
   auto& mine = what_->graph_of(static_cast<std::size_t>(p.rank));
-  const rank_graph::origin now{target(), on.state().generation(),
-                               on.libraries().workspace_changes(), on.stream(p).native};
+  const rank_graph::origin now{target(), on.state().generation(), on.workspace_changes(),
+                               on.stream(p).native};
   const bool was_run = mine.of == now;
+  if (!was_run)
+    take_word(on, mine);
+  auto& [owner, word] = (*progress_)[p.index];
+  owner = mine.reached;
+  word.store(reinterpret_cast<std::uint32_t*>(owner.get()));
   if (was_run && mine.graph.view().native != nullptr)
     return issued(*this, p, *target(), replay(p, on, mine));
   mine.of = now;
@@ -64,7 +80,7 @@ caf::expected<issue_outcome> step_operation::issue(part& p, lane& on) {
       what_->give_up_graph(why);
   }
   const auto made = enqueue(p, on);
-  mine.of.workspaces = on.libraries().workspace_changes();
+  mine.of.workspaces = on.workspace_changes();
   return issued(*this, p, *target(), made ? caf::error{} : made.error());
 }
 
@@ -77,14 +93,10 @@ caf::error step_operation::mark_end(part& p, event_view event, stream_view strea
              : device.record(event, stream);
 }
 
-/// Asks how far the part has come.
-void step_operation::look(const part& p) const noexcept {
-  if (const auto& on = target(); on && !p.over() && p.begun.load())
-    static_cast<void>(on->call_from_outside(static_cast<std::size_t>(p.rank),
-                                            [&](backend_communicator& rank) -> caf::error {
-                                              reached_[p.index].store(rank.reached());
-                                              return {};
-                                            }));
+/// Returns how far the part has come. The next run may have its word as soon as it is over.
+std::uint32_t step_operation::reached(const part& p) const noexcept {
+  auto* const word = (*progress_)[p.index].word.load();
+  return word == nullptr || (p.over() && !failed()) ? 0 : std::atomic_ref{*word}.load();
 }
 
 bool step_operation::on_stall() noexcept {
@@ -92,8 +104,7 @@ bool step_operation::on_stall() noexcept {
     return true;
   bool moves = false;
   for (auto& p : parts()) {
-    look(p);
-    const auto now = reached_[p.index].load();
+    const auto now = reached(p);
     moves |= std::exchange(reached_before_[p.index], now) != now;
   }
   if (moves || is_held_up())
@@ -103,7 +114,7 @@ bool step_operation::on_stall() noexcept {
     x->detail +=
         "; of " + std::to_string(what_->requests.size()) + " requests of the step, they are past";
     for (auto& p : parts())
-      x->detail += (p.index == 0 ? " " : ", ") + std::to_string(reached_[p.index].load());
+      x->detail += (p.index == 0 ? " " : ", ") + std::to_string(reached(p));
     why = make_error(std::move(*x));
   }
   target()->fail(why);
@@ -112,9 +123,7 @@ bool step_operation::on_stall() noexcept {
 
 void step_operation::describe_to(flight_entry& x, const part& p) const noexcept {
   collective_operation::describe_to(x, p);
-  look(p);
-  x.progress.reached =
-      static_cast<std::uint16_t>(std::min<std::uint32_t>(reached_[p.index].load(), UINT16_MAX));
+  x.progress.reached = static_cast<std::uint16_t>(std::min<std::uint32_t>(reached(p), UINT16_MAX));
 }
 
 /// Enqueues the requests of a rank one by one, all in the stream of the part. Returns what has made
@@ -129,18 +138,26 @@ caf::expected<operation_batch> step_operation::enqueue(part& p, lane& on) {
     caf::error why;
     if (is_collective(request)) {
       static_cast<collective_operation&>(*made->all[i]).run_on(target());
-      const auto place = static_cast<std::uint32_t>(index + 1);
-      why = target()->call(static_cast<std::size_t>(p.rank), on, [&](backend_communicator& x) {
-        x.begin_in_step(place);
-        return caf::error{};
-      });
+      why = set_place(p, on, static_cast<std::uint32_t>(index + 1));
     }
     if (!why)
       why = enqueue_request(p, on, *made->all[i]);
+    if (is_collective(request)) // the rank may have had nothing to enqueue
+      keep_first(why, set_place(p, on, 0));
     if (why)
       return in_step(index, request.verb, why);
   }
   return std::move(made->all);
+}
+
+caf::error step_operation::set_place(part& p, lane& on, std::uint32_t place) {
+  auto* const word = (*progress_)[p.index].word.load();
+  if (word == nullptr)
+    return {};
+  return target()->call(static_cast<std::size_t>(p.rank), on, [&](backend_communicator& rank) {
+    rank.begin_in_step(place, word);
+    return caf::error{};
+  });
 }
 
 caf::error step_operation::enqueue_request(part& p, lane& on, operation& op) {
@@ -175,7 +192,8 @@ caf::error step_operation::record(part& p, lane& on, rank_graph& to) {
 caf::error step_operation::replay(part& p, lane& on, rank_graph& what) {
   what.ends_with_graph = true;
   return target()->call(static_cast<std::size_t>(p.rank), on, [&](backend_communicator& rank) {
-    return rank.replay(what.graph.view(), on.stream(p), on.device());
+    return rank.replay(what.graph.view(), on.stream(p), on.device(),
+                       (*progress_)[p.index].word.load());
   });
 }
 

@@ -27,6 +27,7 @@ public:
                       backend_device& device) override;
   /// Does nothing while ranks get from one collective to the next.
   bool on_stall() noexcept override;
+  std::shared_ptr<void> used_by_streams() const noexcept override { return progress_; }
 
 protected:
   void describe_to(flight_entry& x, const part& p) const noexcept override;
@@ -36,13 +37,20 @@ private:
   static caf::error enqueue_request(part& p, lane& on, operation& op);
   caf::error record(part& p, lane& on, rank_graph& to);
   caf::error replay(part& p, lane& on, rank_graph& what);
-  void look(const part& p) const noexcept;
+  caf::error set_place(part& p, lane& on, std::uint32_t place);
+  static void take_word(lane& on, rank_graph& to);
+  std::uint32_t reached(const part& p) const noexcept;
 
   const std::shared_ptr<const bound_step> what_;
   const step_place where_;
-  /// By part: the last request that is known to be over, from 1; 0: none.
-  mutable std::vector<std::atomic<std::uint32_t>> reached_;
-  std::vector<std::uint32_t> reached_before_; ///< when it was last asked for a stall
+  /// How far a part has come.
+  struct progress {
+    std::shared_ptr<std::int32_t> owner; ///< of the word
+    /// The place of the last collective that is over; 0: none. Null: it is not known.
+    std::atomic<std::uint32_t*> word{nullptr};
+  };
+  const std::shared_ptr<std::vector<progress>> progress_; ///< by part
+  std::vector<std::uint32_t> reached_before_;             ///< when it was last asked for a stall
 };
 
 } // namespace troupe::detail

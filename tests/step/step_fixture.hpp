@@ -42,8 +42,6 @@ private:
 };
 
 inline std::shared_ptr<backend> without_graphs(std::shared_ptr<backend> inner) {
-  if (!on_cuda() || in_workers())
-    return inner;
   return std::make_shared<backend_without_graphs>(std::move(inner));
 }
 

@@ -1,14 +1,17 @@
 /// Steps that run as one operation: as graphs, which GPUs record, and virtual devices of these
 /// tests.
-#include "step/recording_backend.hpp"
+#include "assembly/worker_main.hpp"
 #include "step/step_fixture.hpp"
 #include "step/step_launches.hpp"
 #include "support/eventually.hpp"
 #include "support/folder.hpp"
 #include "support/gate.hpp"
+#include "support/recording_backend.hpp"
+#include "support/worker_losses.hpp"
 #include <troupe/launch.hpp>
 
 #include <atomic>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <memory>
@@ -23,6 +26,7 @@ namespace {
 
 constexpr const char* failing_launch = "StepGraph.failing";
 constexpr const char* refusing_launch = "StepGraph.refusing";
+constexpr const char* recording_workers = "TROUPE_TEST_RECORDING_WORKERS";
 
 /// Workers run the same program.
 [[maybe_unused]] const bool registered = [] {
@@ -32,6 +36,14 @@ constexpr const char* refusing_launch = "StepGraph.refusing";
         return make_error(errc::invalid_argument, "on purpose");
       },
       repetition::replays));
+  // A worker of these tests records graphs, as the devices of the test's process do.
+  if (std::getenv(recording_workers) != nullptr)
+    detail::wrap_backend_of_worker([](std::shared_ptr<backend> inner) {
+      std::vector<std::shared_ptr<recorder>> all;
+      for (int i = 0; i < inner->device_count(); ++i)
+        all.push_back(std::make_shared<recorder>());
+      return std::make_shared<recording_backend>(std::move(inner), std::move(all));
+    });
   // Does not do what its registration says.
   must(register_launch(
       refusing_launch,
@@ -52,16 +64,14 @@ protected:
   static constexpr int devices = 3;
 
   StepGraph() : StepGraph(recorders()) {}
+  ~StepGraph() override { ::unsetenv(recording_workers); }
 
-  void SetUp() override {
-    TROUPE_NEEDS_DEVICES(2);
-    if (in_workers())
-      GTEST_SKIP() << "for devices of this process";
-  }
+  /// Whether the devices are virtual ones of this process, which do as the test says.
+  static bool are_recorders() { return !on_cuda() && !in_workers(); }
 
-  /// Returns how often each device has done that. On a GPU nothing counts it.
+  /// Returns how often each device has done that, where it is counted.
   ::testing::AssertionResult each(std::atomic<int> recorder::* what, int times) const {
-    for (std::size_t i = 0; i < w_.size() && !on_cuda(); ++i)
+    for (std::size_t i = 0; i < w_.size() && are_recorders(); ++i)
       if (const int got = (*recorders_[i]).*what; got != times)
         return ::testing::AssertionFailure() << "device " << i << ": " << got;
     return ::testing::AssertionSuccess();
@@ -97,6 +107,8 @@ private:
   using recorder_list = std::vector<std::shared_ptr<recorder>>;
 
   static recorder_list recorders() {
+    if (!on_cuda())
+      ::setenv(recording_workers, "", 1); // before a worker starts
     recorder_list result;
     for (int i = 0; i < devices; ++i)
       result.push_back(std::make_shared<recorder>());
@@ -110,7 +122,7 @@ private:
   explicit StepGraph(const recorder_list& all)
       : Step({.devices = devices,
               .wrap = [all](std::shared_ptr<backend> inner) -> std::shared_ptr<backend> {
-                if (on_cuda())
+                if (!are_recorders())
                   return inner;
                 return std::make_shared<recording_backend>(std::move(inner), all);
               }},
@@ -234,6 +246,8 @@ TEST_F(StepGraph, SaysWhyItIsNone) {
 
 /// Nothing would keep the function for the next run.
 TEST_F(StepGraph, HasNoFunctionsOfTheHost) {
+  if (in_workers())
+    GTEST_SKIP() << "for devices of this process: a worker keeps it itself";
   auto x = filled(1), y = filled(1);
   recording r;
   r.all_reduce("x").launch(refusing_launch, {}, {}, {"y"});
@@ -244,8 +258,8 @@ TEST_F(StepGraph, HasNoFunctionsOfTheHost) {
 
 /// CUDA cannot record everything.
 TEST_F(StepGraph, RunsWithoutAGraphWhereNoneCanBeMade) {
-  if (on_cuda())
-    GTEST_SKIP() << "on virtual devices: a device that records no copies";
+  if (!are_recorders())
+    GTEST_SKIP() << "on virtual devices of this process: one that records no copies";
   refuse_copies();
   const auto step = run_sums(4);
   EXPECT_EQ(step.runs_as().find("as its requests: "), 0u) << step.runs_as();
@@ -255,13 +269,46 @@ TEST_F(StepGraph, RunsWithoutAGraphWhereNoneCanBeMade) {
 
 /// Another thread may have called what CUDA allows no thread meanwhile.
 TEST_F(StepGraph, IsRecordedLaterIfThatFailsOnce) {
-  if (on_cuda())
-    GTEST_SKIP() << "on virtual devices: a recording that fails";
+  if (!are_recorders())
+    GTEST_SKIP() << "on virtual devices of this process: a recording that fails";
   fail_once();
   const auto step = run_sums(4);
   EXPECT_EQ(step.runs_as(), "as a graph on each device");
   EXPECT_TRUE(each(&recorder::recorded, 1));
   EXPECT_TRUE(each(&recorder::launched, 2));
+}
+
+/// A collective that moves nothing has no place, and none remains for the requests behind the step.
+TEST_F(StepGraph, HasPlacesForItsOwnRequestsAlone) {
+  auto x = filled(1);
+  const auto step =
+      must(w_.record(recording{}.all_reduce("x").all_reduce({"x", 0, 0}), {{"x", x}}));
+  for (int i = 1; i < 4; ++i) {
+    must(answer_of(step.run()));
+    EXPECT_TRUE(each(&recorder::place, 0));
+  }
+  EXPECT_TRUE(each(&recorder::places, 4)); // in the first run and as it was recorded
+}
+
+/// A part that was not issued yet, of a step that has begun on another device, fails with it.
+TEST_F(StepGraph, FailsWhileADeviceHasNotBegun) {
+  gate lane;
+  auto x = filled(1), y = allocate();
+  const auto step = must(w_.record(sum_and_copy(), {{"x", x}, {"y", y}}));
+  const auto on = w_.device_of(1);
+  auto held = lane.hold_lane(on);
+  ASSERT_TRUE(lane.wait_reached());
+  auto fails = on.launch(failing_launch, {}, {}, {x[1]});
+  auto run = step.run();
+  EXPECT_TRUE(eventually([&] { return must(answer_of(w_.device_of(0).stats())).in_flight != 0; }));
+  lane.open();
+  EXPECT_TRUE(is_ok(answer_of(held)));
+  EXPECT_TRUE(has_code(answer_of(fails), errc::launch_failed));
+  EXPECT_TRUE(error_of(answer_of(run)));
+  const folder files;
+  EXPECT_TRUE(is_ok(answer_of(write_flight_record(system_, files.file("flight.json")))));
+  EXPECT_TRUE(eventually([&] { return is_ok(answer_of(w_.fill(x, element{1}))) == true; }));
+  EXPECT_TRUE(eventually([&] { return is_ok(answer_of(step.run())) == true; }));
 }
 
 TEST_F(StepGraph, NamesTheRequestThatFailed) {
@@ -358,6 +405,37 @@ TEST_F(StepGraph, SaysHowFarItCameWhenItStalls) {
   w.fill(us, element{10});
   EXPECT_TRUE(eventually([&] { return is_ok(answer_of(w.fill(x, element{1}))) == true; }));
   EXPECT_TRUE(eventually([&] { return is_ok(answer_of(step.run())) == true; }));
+}
+
+/// The spare records it, too. Memory is kept, so the handles are valid there.
+TEST_F(StepGraph, IsRecordedAgainByASpare) {
+  if (!in_workers())
+    GTEST_SKIP() << "for devices that are lost alone";
+  world_config config;
+  config.collectives = collectives_policy::direct;
+  config.limits.standby = standby_policy::spares;
+  config.limits.restarts = 1000;
+  config.limits.restart_backoff = 1ms;
+  const auto w = system_.open_world(config);
+  world_feed feed{system_, w.actor()};
+  auto x = must(w.allocate<element>(count)), y = must(w.allocate<element>(count));
+  must(answer_of(w.fill(x, element{1})));
+  const auto step = must(w.record(sum_and_copy(), {{"x", x}, {"y", y}}));
+  element want = 1;
+  for (int kills = 0; kills < 3; ++kills) {
+    for (int i = 0; i < 3; ++i) {
+      must(answer_of(step.run()));
+      want *= static_cast<element>(w.size());
+    }
+    EXPECT_EQ(must(w.download(x)), rows(w.size(), row(count, want)));
+    const auto before = feed.until([](const world_status& now) {
+      return now.phase == world_phase::ready && now.standby_ready;
+    });
+    EXPECT_TRUE(has_code(kill_worker(w.device_of(1)), errc::worker_lost));
+    feed.until(world_phase::ready, before.epoch + 1);
+  }
+  EXPECT_EQ(step.runs_as(), "as a graph on each device");
+  EXPECT_EQ(must(w.download(x)), rows(w.size(), row(count, want)));
 }
 
 /// A step that has not begun is withdrawn as a whole.

@@ -58,6 +58,15 @@ public:
   caf::error unmap_slab(const memory_slab& what) noexcept override {
     return inner_->unmap_slab(what);
   }
+  std::size_t direct_bytes() const noexcept override { return inner_->direct_bytes(); }
+  caf::expected<communicator_id> make_direct_id() noexcept override {
+    return inner_->make_direct_id();
+  }
+  caf::expected<communicator_ranks>
+  join_direct(const communicator_id& id, int rank,
+              std::span<const direct_member> members) noexcept override {
+    return inner_->join_direct(id, rank, members);
+  }
   bool can_be_direct(std::span<const int> ordinals) const noexcept override {
     return inner_->can_be_direct(ordinals);
   }

@@ -217,11 +217,13 @@ public:
   void on_loss(std::function<void()> f) noexcept override { inner_->on_loss(std::move(f)); }
   std::shared_ptr<const device_life> life() const noexcept override { return inner_->life(); }
   void compare_calls() noexcept override { inner_->compare_calls(); }
-  void begin_in_step(std::uint32_t place) noexcept override { inner_->begin_in_step(place); }
-  caf::error replay(graph_view graph, stream_view stream, backend_device& on) noexcept override {
-    return inner_->replay(graph, stream, on);
+  void begin_in_step(std::uint32_t place, std::uint32_t* reached) noexcept override {
+    inner_->begin_in_step(place, reached);
   }
-  std::uint32_t reached() const noexcept override { return inner_->reached(); }
+  caf::error replay(graph_view graph, stream_view stream, backend_device& on,
+                    std::uint32_t* reached) noexcept override {
+    return inner_->replay(graph, stream, on, reached);
+  }
   caf::error asynchronous_error() noexcept override { return inner_->asynchronous_error(); }
 
   const backend_communicator& inner() const noexcept { return *inner_; }

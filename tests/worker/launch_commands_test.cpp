@@ -4,9 +4,8 @@
 #include "support/expect.hpp"
 #include "support/forwarding_backend.hpp"
 #include "support/one_device_pool.hpp"
-#include "worker/child/worker_service.hpp"
 #include "worker/parent/remote_device.hpp"
-#include "worker/parent/worker_link.hpp"
+#include "worker/worker_in_process.hpp"
 #include <troupe/launch.hpp>
 
 #include <gtest/gtest.h>
@@ -16,14 +15,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
-
-#include <fcntl.h>
 
 namespace troupe::testing {
 namespace {
@@ -59,24 +54,6 @@ caf::error count_prepared(launch_context&, std::span<const launch_memory>,
   return true;
 }();
 
-/// Passes messages to a service of this process, if there is one.
-class to_service final : public detail::control_sender {
-public:
-  explicit to_service(detail::worker_service* x) : service_(x) {}
-  caf::error send(std::span<const std::byte> message,
-                  std::optional<int> descriptor) noexcept override {
-    std::optional<detail::file_descriptor> passed;
-    if (descriptor)
-      passed.emplace(::fcntl(*descriptor, F_DUPFD_CLOEXEC, 0));
-    if (service_ != nullptr)
-      service_->received(message, std::move(passed));
-    return {};
-  }
-
-private:
-  detail::worker_service* const service_;
-};
-
 /// A worker that takes no command.
 std::shared_ptr<worker_link> hanging_worker(std::chrono::nanoseconds limit) {
   const auto area = std::make_shared<detail::link_area>();
@@ -86,31 +63,10 @@ std::shared_ptr<worker_link> hanging_worker(std::chrono::nanoseconds limit) {
   return result;
 }
 
-class LaunchCommands : public ::testing::Test {
+class LaunchCommands : public WorkerInProcess {
 protected:
-  LaunchCommands() { must(service_.open()); }
-  ~LaunchCommands() override {
-    link_->lose(make_error(errc::worker_lost, "the test is over"));
-    service_.stop();
-    driver_.join();
-  }
-
-  detail::service_options options() {
-    detail::service_options result;
-    result.send = [this](std::span<const std::byte> x, std::optional<int>) {
-      link_->received(x);
-      return caf::error{};
-    };
-    result.on_fault = [](const caf::error& why) { ADD_FAILURE() << describe(why); };
-    return result;
-  }
-
-  const std::shared_ptr<detail::link_area> area_ = std::make_shared<detail::link_area>();
-  detail::worker_service service_{make_host_backend({.devices = 1, .bytes_per_device = 1 << 20}),
-                                  *area_, options()};
-  const std::shared_ptr<worker_link> link_ =
-      std::make_shared<worker_link>(0, *area_, area_, std::make_unique<to_service>(&service_));
-  std::thread driver_{[this] { service_.run(); }};
+  LaunchCommands()
+      : WorkerInProcess(make_host_backend({.devices = 1, .bytes_per_device = 1 << 20})) {}
 };
 
 /// The worker lets a library write to the word of a verdict.

@@ -4,6 +4,7 @@
 #include "support/eventually.hpp"
 #include "support/forwarding_backend.hpp"
 #include "support/no_threads.hpp"
+#include "support/recording_backend.hpp"
 #include "worker/child/worker_service.hpp"
 #include "worker/parent/remote_device.hpp"
 #include "worker/parent/worker_link.hpp"
@@ -476,8 +477,9 @@ public:
 /// A worker's service, which runs on this thread.
 struct workers_side {
   explicit workers_side(std::size_t bytes_per_device = 1 << 20)
-      : service(std::make_shared<blind_backend>(
-                    make_host_backend({.devices = 1, .bytes_per_device = bytes_per_device})),
+      : service(std::make_shared<blind_backend>(std::make_shared<recording_backend>(
+                    make_host_backend({.devices = 1, .bytes_per_device = bytes_per_device}),
+                    std::vector{std::make_shared<recorder>()})),
                 *shared.area, options()) {
     must(service.open());
   }
@@ -544,6 +546,8 @@ TEST(Protocol, NamesCommandsAndRequestsByTheirValues) {
   EXPECT_EQ(detail::call_name(1u << 20), "unknown");
 }
 
+command any_command(dice& any) { return static_cast<command>(1 + any.below(last_command + 3)); }
+
 /// Returns a body that may be valid for the command.
 std::vector<std::byte> body_of(command what, dice& any) {
   detail::wire_writer to;
@@ -566,6 +570,20 @@ std::vector<std::byte> body_of(command what, dice& any) {
                                   {},
                                   any.bytes(any.below(20)),
                                   any.below(4)});
+    break;
+  case command::record_graph:
+    to.put(detail::graph_args{any.below(8), any.below(4)});
+    for (auto n = any.below(4); n > 0; --n) {
+      const auto inner = any_command(any);
+      to.put(inner);
+      to.put_bytes(body_of(inner, any));
+    }
+    break;
+  case command::launch_graph:
+    to.put(detail::graph_args{any.below(8), any.below(4)});
+    break;
+  case command::replay:
+    to.put(detail::replay_args{any.below(3), {any.below(8), any.below(4)}, {}});
     break;
   default:
     for (auto n = any.below(8); n > 0; --n)
@@ -597,7 +615,7 @@ TEST(Nonsense, CommandsGetAnErrorAndNothingElse) {
     must(link->ask(command::open_memory, detail::no_arguments{}));
     must(link->ask(command::create_stream, detail::no_arguments{}));
     for (int i = 0; i < 100 && x.faults == 0; ++i) {
-      auto what = static_cast<command>(1 + any.below(last_command + 3));
+      auto what = any_command(any);
       if (what == command::stop || what == command::record) // no reply unless they fail
         what = command::fill;
       const auto body = body_of(what, any);

@@ -170,8 +170,9 @@ bool can_be_direct(std::span<const int> ordinals) noexcept {
 /// Launches kernels on the current device, in one stream.
 class direct_communicator::launcher final : public direct_launcher {
 public:
-  launcher(direct_communicator& of, cudaStream_t stream, bool captures) noexcept
-      : of_(of), stream_(stream), captures_(captures) {}
+  launcher(direct_communicator& of, cudaStream_t stream, std::uint32_t place,
+           bool captures) noexcept
+      : of_(of), stream_(stream), place_(place), captures_(captures) {}
 
   caf::error push(dtype type, unsigned channels, unsigned threads,
                   const direct::reduce_arguments& arguments) override {
@@ -221,9 +222,9 @@ private:
     if (captures_)
       view.ended = nullptr;
     view.number = of_.launched_.load() + 1;
-    if (of_.place_ != 0) {
-      view.place = of_.place_;
-      view.reached = reinterpret_cast<std::uint32_t*>(&of_.own_.words->reached);
+    if (place_ != 0) {
+      view.place = place_;
+      view.reached = of_.reached_;
     }
     if (of_.compares_.load())
       view.found = &of_.own_.words->found;
@@ -237,12 +238,14 @@ private:
 
   direct_communicator& of_;
   const cudaStream_t stream_;
+  const std::uint32_t place_; // in a step
   const bool captures_;
 };
 
 caf::error direct_communicator::enqueue(std::span<const collective_call> calls,
                                         stream_view stream) noexcept {
   last_ = {};
+  const auto place = std::exchange(place_, 0);
   return no_throw([&]() -> caf::error {
     const local_rank where{static_cast<int>(view_.rank), own_.device};
     if (auto err =
@@ -258,34 +261,34 @@ caf::error direct_communicator::enqueue(std::span<const collective_call> calls,
     auto captures = CU_STREAM_CAPTURE_STATUS_NONE;
     if (auto err = check(driver::is_capturing(on, &captures), "cuStreamIsCapturing", own_.device))
       return err;
-    launcher to{*this, on, captures != CU_STREAM_CAPTURE_STATUS_NONE};
+    launcher to{*this, on, place, captures != CU_STREAM_CAPTURE_STATUS_NONE};
     const auto before = launched_.load();
     auto err = launch_direct(calls, view_.rank, view_.size, limits_, messages_, to);
-    place_ = 0;
     if (!err && launched_.load() != before)
       last_ = {&own_.words->ended, launched_.load(), on};
     return err;
   });
 }
 
-caf::error direct_communicator::replay(graph_view graph, stream_view stream,
-                                       backend_device& device) noexcept {
+caf::error direct_communicator::replay(graph_view graph, stream_view stream, backend_device& device,
+                                       std::uint32_t* reached) noexcept {
   last_ = {};
   if (auto err = asynchronous_error())
     return err;
   auto* const on = static_cast<cudaStream_t>(stream.native);
-  const auto write = [&](const std::atomic<std::uint32_t>& word, std::uint32_t value) {
-    return check(driver::write_word32(on, reinterpret_cast<CUdeviceptr>(&word), value,
+  const auto write = [&](const void* word, std::uint32_t value) {
+    return check(driver::write_word32(on, reinterpret_cast<CUdeviceptr>(word), value,
                                       CU_STREAM_WRITE_VALUE_DEFAULT),
                  "cuStreamWriteValue32", own_.device);
   };
   // First, so that nothing runs if the device cannot do it.
-  if (auto err = write(own_.words->reached, 0))
-    return err;
+  if (reached != nullptr)
+    if (auto err = write(reached, 0))
+      return err;
   if (auto err = device.launch_graph(graph, stream))
     return err;
   const auto number = launched_.fetch_add(1) + 1;
-  if (auto err = write(own_.words->ended, number))
+  if (auto err = write(&own_.words->ended, number))
     return err;
   last_ = {&own_.words->ended, number, on};
   return {};

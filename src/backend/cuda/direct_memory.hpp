@@ -25,15 +25,12 @@ struct direct_words {
   /// The number of the last kernel that has ended, of all communicators that had the arena. Kernels
   /// have numbers, in the order of their launches.
   alignas(64) std::atomic<std::uint32_t> ended{0};
-  /// The place in its step of the last kernel that has ended (`backend_communicator::reached`).
-  alignas(64) std::atomic<std::uint32_t> reached{0};
   alignas(64) std::atomic<std::uint32_t> aborted{0}; ///< not 0: the kernels are to end
   alignas(64) direct::mismatch found;                ///< written by a kernel before its end
 
   /// Makes the words ready for another communicator. The count of kernels goes on: events may still
   /// be bound to it.
   void begin_again() noexcept {
-    reached.store(0);
     aborted.store(0);
     found = {};
   }

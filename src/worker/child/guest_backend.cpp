@@ -81,6 +81,15 @@ public:
     std::lock_guard lock{with_->driving};
     return inner_->enqueue(calls, stream);
   }
+  void begin_in_step(std::uint32_t place, std::uint32_t* reached) noexcept override {
+    std::lock_guard lock{with_->driving};
+    inner_->begin_in_step(place, reached);
+  }
+  caf::error replay(graph_view graph, stream_view stream, backend_device& device,
+                    std::uint32_t* reached) noexcept override {
+    std::lock_guard lock{with_->driving};
+    return inner_->replay(graph, stream, device, reached);
+  }
   caf::error mark_end(event_view event, stream_view stream,
                       backend_device& device) noexcept override {
     std::lock_guard lock{with_->driving};

@@ -1,5 +1,6 @@
 /// worker_service: executes the commands in the ring.
 #include "foundation/error_text.hpp"
+#include "foundation/log.hpp"
 #include "foundation/other_processes.hpp"
 #include "operation/device_state.hpp"
 #include "operation/launch_call.hpp"
@@ -117,6 +118,7 @@ void worker_service::reply(std::uint64_t number, const caf::error& error,
   std::copy(head.begin(), head.end(), area_.reply.begin());
   std::copy(more.begin(), more.end(),
             area_.reply.begin() + static_cast<std::ptrdiff_t>(head.size()));
+  area_.workspace_changes.store(libraries_.workspace_changes(), std::memory_order_relaxed);
   area_.reply_size.store(static_cast<std::uint32_t>(head.size() + more.size()),
                          std::memory_order_relaxed);
   before_telling_another_process();
@@ -142,7 +144,7 @@ caf::error worker_service::serve(command what, wire_reader& body, wire_writer& r
   case command::bind: {
     auto error = bind();
     if (!error)
-      result.put(*properties_);
+      result.put(bound_device{*properties_, device_->records_graphs()});
     return error;
   }
   case command::warm:
@@ -164,7 +166,13 @@ caf::error worker_service::serve(command what, wire_reader& body, wire_writer& r
     return on(x.stream, [&](stream_view s) { return device_->deallocate(at(x.address), s); });
   }
   case command::enqueue:
-    return enqueue(body);
+    return enqueue(body.get<enqueue_args>(), body, 0, nullptr);
+  case command::enqueue_in_step:
+    return enqueue_in_step(body);
+  case command::record_graph:
+  case command::launch_graph:
+  case command::replay:
+    return serve_graph(what, body);
   case command::asynchronous_error:
     return with(body.get<communicator_key>(), [](auto& rank) { return rank.asynchronous_error(); });
   case command::can_access_peer:
@@ -227,14 +235,17 @@ caf::error worker_service::serve_stream(command what, wire_reader& body, wire_wr
   }
 }
 
+/// Returns a word that both processes have mapped; null: there is none.
+template <class T> T* worker_service::word_at(const shared_place& x) {
+  auto* const address = host_address(x, sizeof(T));
+  return x.offset % sizeof(T) == 0 ? reinterpret_cast<T*>(address) : nullptr;
+}
+
 caf::error worker_service::wait_word(const wait_word_args& x) {
-  auto* word = host_address(x.word, sizeof(std::uint64_t));
-  if (word == nullptr || x.word.offset % sizeof(std::uint64_t) != 0)
+  const auto* word = word_at<std::atomic<std::uint64_t>>(x.word);
+  if (word == nullptr)
     return no_such("host memory");
-  return on(x.stream, [&](stream_view s) {
-    return device_->wait_word(s, reinterpret_cast<const std::atomic<std::uint64_t>*>(word),
-                              x.at_least);
-  });
+  return on(x.stream, [&](stream_view s) { return device_->wait_word(s, word, x.at_least); });
 }
 
 caf::error worker_service::copy(const copy_args& x) {
@@ -364,17 +375,18 @@ caf::error worker_service::launch(command what, wire_reader& body) {
     return malformed();
   std::int32_t* verdict = nullptr;
   for (auto& place : x.verdict) {
-    auto* word = host_address(place, sizeof *verdict);
-    if (word == nullptr || place.offset % sizeof *verdict != 0)
+    verdict = word_at<std::int32_t>(place);
+    if (verdict == nullptr)
       return no_such("host memory");
-    verdict = reinterpret_cast<std::int32_t*>(word);
   }
   if (!runs && x.stream == 0) {
     auto stream = take(ready_streams_, [this] { return device_->create_stream(); });
     if (!stream)
       return stream.error();
     ready_streams_.push_back(*stream);
-    return launch(what, x, *stream, nullptr);
+    if (auto error = launch(what, x, *stream, nullptr))
+      return error;
+    return load(x, *stream);
   }
   return on(x.stream, [&](stream_view s) { return launch(what, x, s, verdict); });
 }
@@ -399,6 +411,25 @@ caf::error worker_service::launch(command what, const launch_request& x, stream_
     return launch(function, context, x);
   return make_error(errc::invalid_argument,
                     "no launch is registered in the worker as \"" + x.name + "\"");
+}
+
+/// Loads the code of a launch that a spare has prepared: else the first one after a loss does.
+caf::error worker_service::load(const launch_request& x, stream_view stream) {
+  const auto library = find_library_launch(x.name);
+  if (!library || !replays(x.name) || !device_->records_graphs())
+    return {};
+  loading_context context{*device_, options_.device, stream, libraries_};
+  const auto graph = device_->record_graph(stream, [&] {
+    return call_library_on(*device_, x.name, 0, [&] {
+      return library->enqueue(context, x.reads, x.writes, x.arguments);
+    });
+  });
+  const auto error = graph ? device_->drop_graph(*graph) : graph.error();
+  if (error && severity_of(error) != severity::process) {
+    log(log_level::info, "the code of a launch is not loaded in advance", error);
+    return {};
+  }
+  return error;
 }
 
 caf::error worker_service::launch(const registered_launch& function, launch_context& context,
@@ -426,27 +457,122 @@ template <class F> caf::error worker_service::with(communicator_key key, F f) {
                          : make_error(errc::communicator_dead, "its communicator has ended");
 }
 
-caf::error worker_service::enqueue(wire_reader& body) {
-  const auto x = body.get<enqueue_args>();
+caf::error worker_service::enqueue(const enqueue_args& x, wire_reader& calls, std::uint32_t place,
+                                   std::uint32_t* reached) {
   return with(x.communicator, [&](auto& rank) {
     auto* stream = find_stream(x.stream);
     if (stream == nullptr || x.calls == 0)
       return malformed();
     // The calls point into `received`, so its elements must not move.
     std::deque<received_call> received;
-    std::vector<collective_call> calls;
+    std::vector<collective_call> all;
     for (std::uint32_t i = 0; i < x.calls; ++i) {
-      wire_fields(body, received.emplace_back());
-      if (!body.ok())
+      wire_fields(calls, received.emplace_back());
+      if (!calls.ok())
         return malformed();
-      calls.push_back(received.back().call);
+      all.push_back(received.back().call);
     }
-    stream->last = x.communicator;
-    std::lock_guard lock{device_lock_->driving};
-    auto error = rank.enqueue(calls, stream->native);
-    stream->at_end = error ? 0 : x.communicator;
-    return error;
+    return on_rank(x.communicator, *stream, [&] {
+      if (place != 0)
+        rank.begin_in_step(place, reached);
+      return rank.enqueue(all, stream->native);
+    });
   });
+}
+
+caf::error worker_service::enqueue_in_step(wire_reader& body) {
+  const auto x = body.get<enqueue_in_step_args>();
+  auto* const reached = word_at<std::uint32_t>(x.reached);
+  if (reached == nullptr || x.place == 0)
+    return no_such("host memory");
+  return enqueue(x.what, body, x.place, reached);
+}
+
+/// Calls `f`, which enqueues work of that communicator.
+template <class F>
+caf::error worker_service::on_rank(communicator_key key, service_stream& stream, F f) {
+  stream.last = key;
+  const std::lock_guard lock{device_lock_->driving};
+  auto error = f();
+  stream.at_end = error ? 0 : key;
+  return error;
+}
+
+// -- graphs
+
+caf::error worker_service::serve_graph(command what, wire_reader& body) {
+  if (what == command::record_graph) {
+    const auto x = body.get<graph_args>();
+    return body.ok() ? record_graph(x, body) : malformed();
+  }
+  if (what == command::replay)
+    return replay(body.get<replay_args>());
+  const auto x = body.get<graph_args>();
+  const auto graph = graphs_.find(x.graph);
+  if (graph == graphs_.end())
+    return no_such("graph");
+  return on(x.stream, [&](stream_view s) { return device_->launch_graph(graph->second, s); });
+}
+
+caf::error worker_service::record_graph(const graph_args& x, wire_reader& commands) {
+  if (x.graph == 0 || graphs_.contains(x.graph))
+    return malformed();
+  auto* const stream = find_stream(x.stream);
+  if (stream == nullptr)
+    return no_such("stream");
+  const auto graph = device_->record_graph(stream->native, [&] {
+    caf::error why;
+    while (!why && !commands.at_end())
+      why = serve_recorded(commands);
+    return why;
+  });
+  if (!graph)
+    return graph.error();
+  stream->at_end = 0; // what it recorded is not in the stream
+  graphs_.emplace(x.graph, *graph);
+  return {};
+}
+
+/// Serves the next command of a graph.
+caf::error worker_service::serve_recorded(wire_reader& commands) {
+  const auto what = commands.get<command>();
+  wire_reader body{commands.get_bytes()};
+  if (!commands.ok() || !is_recordable(what))
+    return malformed();
+  if (what == command::launch)
+    if (const auto name = wire_reader{body}.get<launch_request>().name; !replays(name))
+      return make_error(errc::not_supported, "the launch \"" + name +
+                                                 "\" is not registered in the worker with "
+                                                 "repetition::replays");
+  wire_writer no_result;
+  auto error = serve(what, body, no_result);
+  return error || body.ok() ? error : malformed();
+}
+
+caf::error worker_service::replay(const replay_args& x) {
+  const auto graph = graphs_.find(x.what.graph);
+  if (graph == graphs_.end())
+    return no_such("graph");
+  auto* const reached = word_at<std::uint32_t>(x.reached);
+  if (reached == nullptr && x.reached.segment != 0)
+    return no_such("host memory");
+  return with(x.communicator, [&](auto& rank) {
+    auto* const stream = find_stream(x.what.stream);
+    if (stream == nullptr)
+      return no_such("stream");
+    return on_rank(x.communicator, *stream,
+                   [&] { return rank.replay(graph->second, stream->native, *device_, reached); });
+  });
+}
+
+/// Drops a graph, if there is one of that number.
+void worker_service::drop_graph(graph_id x) noexcept {
+  const auto graph = graphs_.find(x);
+  if (graph == graphs_.end())
+    return;
+  if (auto error = device_->drop_graph(graph->second))
+    log(log_level::warning, "a graph was not dropped", error);
+  graphs_.erase(graph);
 }
 
 } // namespace troupe::detail

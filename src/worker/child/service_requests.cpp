@@ -126,6 +126,11 @@ void worker_service::serve_control(const control_head& head, std::span<const std
     });
   case control::drop_slab:
     return with_arguments<slab_args>(head, reader, [&](auto& what) { drop_slab(head, what); });
+  case control::drop_graph:
+    return with_arguments<graph_id>(head, reader, [&](graph_id graph) {
+      post_to_device([this, graph] { drop_graph(graph); });
+      answer(head, caf::error{});
+    });
   case control::tell:
     if (programs_ != nullptr)
       programs_->received(body);

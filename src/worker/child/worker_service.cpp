@@ -77,6 +77,8 @@ void worker_service::run() noexcept {
     lock.lock();
     jobs_over_.wait_for(lock, doze / 10, [this] { return jobs_ == 0; });
   }
+  while (!graphs_.empty())
+    drop_graph(graphs_.begin()->first);
 }
 
 void worker_service::fault(const caf::error& why) noexcept {

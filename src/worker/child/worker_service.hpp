@@ -104,9 +104,18 @@ private:
   caf::error launch(command what, wire_reader& body);
   caf::error launch(command what, const launch_request& x, stream_view stream,
                     std::int32_t* verdict);
+  caf::error load(const launch_request& x, stream_view stream);
   caf::error launch(const registered_launch& function, launch_context& context,
                     const launch_request& x);
-  caf::error enqueue(wire_reader& body);
+  caf::error enqueue(const enqueue_args& x, wire_reader& calls, std::uint32_t place,
+                     std::uint32_t* reached);
+  caf::error enqueue_in_step(wire_reader& body);
+  template <class F> caf::error on_rank(communicator_key key, service_stream& stream, F f);
+  caf::error serve_graph(command what, wire_reader& body);
+  caf::error record_graph(const graph_args& x, wire_reader& commands);
+  caf::error serve_recorded(wire_reader& commands);
+  caf::error replay(const replay_args& x);
+  void drop_graph(graph_id x) noexcept;
   bool poll() noexcept;
   /// Frees memory when all work that is in the streams now is done.
   void retire(std::function<void()> free);
@@ -126,6 +135,7 @@ private:
   template <class F> caf::error with(communicator_key key, F f);
   bool has_error(communicator_key key);
   std::byte* host_address(const shared_place& x, std::size_t size_bytes);
+  template <class T> T* word_at(const shared_place& x);
 
   void serve_control(const control_head& head, std::span<const std::byte> body,
                      std::optional<file_descriptor> descriptor);
@@ -188,6 +198,7 @@ private:
   std::optional<device_properties> properties_; ///< once the device is bound
   bool memory_ready_ = false;                   ///< opened in advance
   std::vector<stream_view> ready_streams_;      ///< created in advance
+  std::unordered_map<graph_id, graph_view> graphs_;
   std::unordered_map<stream_id, service_stream> streams_;
   stream_id last_stream_ = 0;
   std::vector<service_event> events_;    ///< by number

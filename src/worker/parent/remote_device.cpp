@@ -23,6 +23,7 @@ namespace troupe::detail {
 namespace {
 
 stream_id id_of(stream_view x) noexcept { return reinterpret_cast<stream_id>(x.native); }
+graph_id id_of(graph_view x) noexcept { return reinterpret_cast<graph_id>(x.native); }
 std::uint64_t address_of(const void* x) noexcept { return reinterpret_cast<std::uint64_t>(x); }
 remote_event& event_of(event_view x) noexcept { return *static_cast<remote_event*>(x.native); }
 
@@ -87,10 +88,12 @@ caf::error remote_device::bind() noexcept {
     tells_loss_ = false;
     forget_prepared();
   }
-  auto properties = read<device_properties>(link_->ask(command::bind));
-  if (!properties)
-    return properties.error();
-  properties_ = std::move(*properties);
+  const auto bound = read<bound_device>(link_->ask(command::bind));
+  if (!bound)
+    return bound.error();
+  properties_ = bound->properties;
+  // What a graph has of this process is in memory that only workers of this host share.
+  records_graphs_.store(bound->records_graphs && pool_->place_of(ordinal_).host.empty());
   slabs_->set_device_bytes(properties_.total_bytes);
   for (auto* name : {&properties_.name, &properties_.pci_id})
     *name = peer_text(*name, most_peer_name);
@@ -305,6 +308,29 @@ caf::error remote_device::fill(void* target, std::span<const std::byte> pattern,
   return link_->run(command::fill, what);
 }
 
+caf::expected<graph_view>
+remote_device::record_graph(stream_view stream,
+                            const std::function<caf::error()>& enqueue) noexcept {
+  const auto commands = link_->collect(enqueue);
+  if (!commands)
+    return commands.error();
+  const graph_args what{++last_graph_, id_of(stream)};
+  if (auto error = link_->run(command::record_graph, what, commands->bytes()))
+    return error;
+  return graph_view{reinterpret_cast<void*>(what.graph)};
+}
+
+caf::error remote_device::launch_graph(graph_view graph, stream_view stream) noexcept {
+  return link_->run(command::launch_graph, graph_args{id_of(graph), id_of(stream)});
+}
+
+/// Does not wait for the worker. If another worker has the device by now, it has no such graph.
+caf::error remote_device::drop_graph(graph_view graph) noexcept {
+  const auto id = id_of(graph);
+  link_->request(control::drop_graph, bytes_of(id), std::nullopt, [](const worker_reply&) {});
+  return {};
+}
+
 caf::error remote_device::is_elsewhere() const {
   return fail(errc::not_supported, "the device lives in another process");
 }
@@ -418,14 +444,22 @@ caf::error remote_communicator::connect(stream_view, connect_scope) noexcept {
   return link_->loss();
 }
 
-caf::error remote_communicator::enqueue(std::span<const collective_call> calls,
-                                        stream_view stream) noexcept {
+enqueue_args remote_communicator::arguments_of(std::span<const collective_call> calls,
+                                               stream_view stream) const noexcept {
+  return {key_, id_of(stream), static_cast<std::uint32_t>(calls.size())};
+}
+
+std::span<const std::byte>
+remote_communicator::bytes_of_calls(std::span<const collective_call> calls) {
   calls_.clear();
   for (auto& x : calls)
     calls_.put(x);
-  return link_->run(command::enqueue,
-                    enqueue_args{key_, id_of(stream), static_cast<std::uint32_t>(calls.size())},
-                    calls_.bytes());
+  return calls_.bytes();
+}
+
+caf::error remote_communicator::enqueue(std::span<const collective_call> calls,
+                                        stream_view stream) noexcept {
+  return link_->run(command::enqueue, arguments_of(calls, stream), bytes_of_calls(calls));
 }
 
 void remote_communicator::on_loss(std::function<void()> f) noexcept {
@@ -440,6 +474,31 @@ caf::error remote_communicator::hand_over(std::span<const std::byte> what) noexc
   if (!handed_over_.exchange(true))
     link_->program_ranks().begin();
   return link_->send(control::hand_over, message.bytes());
+}
+
+caf::error remote_direct_rank::enqueue(std::span<const collective_call> calls,
+                                       stream_view stream) noexcept {
+  const auto place = std::exchange(place_, 0);
+  if (place == 0)
+    return remote_communicator::enqueue(calls, stream);
+  const auto reached = segments_->place_of(reached_, sizeof *reached_, link());
+  if (!reached)
+    return reached.error();
+  return link().run(command::enqueue_in_step,
+                    enqueue_in_step_args{arguments_of(calls, stream), place, *reached},
+                    bytes_of_calls(calls));
+}
+
+caf::error remote_direct_rank::replay(graph_view graph, stream_view stream, backend_device&,
+                                      std::uint32_t* reached) noexcept {
+  replay_args what{key(), {id_of(graph), id_of(stream)}, {}};
+  if (reached != nullptr) {
+    const auto place = segments_->place_of(reached, sizeof *reached, link());
+    if (!place)
+      return place.error();
+    what.reached = *place;
+  }
+  return link().run(command::replay, what);
 }
 
 void remote_direct_rank::on_closed() noexcept {

@@ -61,6 +61,14 @@ public:
     return is_elsewhere();
   }
 
+  bool records_graphs() const noexcept override { return records_graphs_.load(); }
+  /// The commands of `enqueue` go to the worker together, which records them.
+  caf::expected<graph_view>
+  record_graph(stream_view stream, const std::function<caf::error()>& enqueue) noexcept override;
+  caf::error launch_graph(graph_view graph, stream_view stream) noexcept override;
+  caf::error drop_graph(graph_view graph) noexcept override;
+  std::uint64_t workspace_changes() const noexcept override { return link_->workspace_changes(); }
+
   /// Returns true if this device can read the slabs of `peer`.
   caf::expected<bool> can_access_peer(int peer) noexcept override;
   /// Does nothing: a slab is mapped when a copy first needs it.
@@ -114,6 +122,8 @@ private:
   std::stop_source stop_;
   std::shared_ptr<worker_link> link_; ///< set by the first `bind`; may be lost
   device_properties properties_;
+  std::atomic<bool> records_graphs_{false};
+  graph_id last_graph_ = 0; ///< of all workers of the device: none has the graph of another one
   const std::shared_ptr<device_slabs> slabs_;
   bool is_trusted_ = true; ///< the memory in `slabs_`, after the losses since `open_memory`
   std::set<std::vector<std::byte>> prepared_; ///< what the worker has prepared for launches
@@ -157,6 +167,12 @@ public:
   caf::error hand_over(std::span<const std::byte> what) noexcept override;
   caf::error asynchronous_error() noexcept override;
 
+protected:
+  enqueue_args arguments_of(std::span<const collective_call> calls,
+                            stream_view stream) const noexcept;
+  /// Returns the calls as they are sent, until the next ones.
+  std::span<const std::byte> bytes_of_calls(std::span<const collective_call> calls);
+
 private:
   const std::shared_ptr<worker_link> link_;
   const communicator_key key_;
@@ -172,14 +188,26 @@ class remote_direct_rank final : public remote_communicator {
 public:
   /// `memory`: of all ranks. It exists as long as one of them
   remote_direct_rank(std::shared_ptr<worker_link> link, communicator_key key,
-                     std::shared_ptr<const std::vector<std::shared_ptr<shared_slab>>> memory)
-      : remote_communicator(std::move(link), key), memory_(std::move(memory)) {}
+                     std::shared_ptr<const std::vector<std::shared_ptr<shared_slab>>> memory,
+                     std::shared_ptr<shared_segments> segments)
+      : remote_communicator(std::move(link), key), memory_(std::move(memory)),
+        segments_(std::move(segments)) {}
 
+  caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
+  void begin_in_step(std::uint32_t place, std::uint32_t* reached) noexcept override {
+    place_ = place;
+    reached_ = reached;
+  }
+  caf::error replay(graph_view graph, stream_view stream, backend_device& device,
+                    std::uint32_t* reached) noexcept override;
   /// Does not wait for the worker.
   void on_closed() noexcept override;
 
 private:
   const std::shared_ptr<const std::vector<std::shared_ptr<shared_slab>>> memory_;
+  const std::shared_ptr<shared_segments> segments_;
+  std::uint32_t place_ = 0; ///< of the next `enqueue` in a step; 0: it is in none
+  std::uint32_t* reached_ = nullptr;
 };
 
 } // namespace troupe::detail

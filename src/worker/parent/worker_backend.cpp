@@ -512,7 +512,8 @@ worker_backend::build_direct(std::span<const local_rank> ranks) noexcept {
     return keys.error();
   communicator_ranks result;
   for (std::size_t i = 0; i < ranks.size(); ++i)
-    result.push_back(std::make_unique<remote_direct_rank>((*links)[i], (*keys)[i], memory));
+    result.push_back(
+        std::make_unique<remote_direct_rank>((*links)[i], (*keys)[i], memory, pool_->shared()));
   return result;
 }
 

@@ -64,6 +64,8 @@ caf::error worker_link::write(command what, bool wants_reply, std::span<const st
   const auto size = first.size() + more.size();
   if (size > ring_.limit())
     return too_large(size);
+  if (is_collected(what))
+    return collect(what, first, more);
   const command_head head{static_cast<std::uint32_t>(size), static_cast<std::uint16_t>(what),
                           static_cast<std::uint16_t>(wants_reply), ++last_command_};
   if (!lost() && ring_.try_write(head, first, more)) {
@@ -82,6 +84,28 @@ caf::error worker_link::write(command what, bool wants_reply, std::span<const st
       give_up_late("to take commands", limit);
   }
   return loss();
+}
+
+caf::error worker_link::collect(command what, std::span<const std::byte> first,
+                                std::span<const std::byte> more) {
+  if (!is_recordable(what))
+    return make_error(
+        {.code = errc::not_supported,
+         .detail = "\"" + std::string{to_string(what)} + "\" cannot be part of a graph",
+         .device = device_});
+  collected_->put(what);
+  collected_->put_bytes(first, more);
+  return {};
+}
+
+caf::expected<wire_writer> worker_link::collect(const std::function<caf::error()>& f) noexcept {
+  wire_writer all;
+  collected_ = &all;
+  auto error = f();
+  collected_ = nullptr;
+  if (error)
+    return error;
+  return all;
 }
 
 bool worker_link::try_tell_bytes(command what, std::span<const std::byte> body) noexcept {
@@ -121,6 +145,8 @@ caf::expected<wire_reader> worker_link::ask_bytes(command what, std::span<const 
     limit = command_limit();
   if (auto error = write(what, true, first, more, limit))
     return error;
+  if (is_collected(what))
+    return wire_reader{{}};
   if (!wait_for_reply(what, limit))
     return loss();
   const std::size_t size = area_.reply_size.load(std::memory_order_relaxed);

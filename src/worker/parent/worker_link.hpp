@@ -137,6 +137,11 @@ public:
     return reply ? caf::error{} : reply.error();
   }
 
+  /// Calls `f`, and returns the commands that it would have sent, for `command::record_graph`. Each
+  /// of them gets an empty reply at once.
+  /// @errors those of `f`. A command that cannot be part of a graph gets errc::not_supported
+  caf::expected<wire_writer> collect(const std::function<caf::error()>& f) noexcept;
+
   /// Allocates a number for an event.
   std::optional<std::uint64_t> take_event() noexcept;
   void give_back_event(std::uint64_t event) noexcept;
@@ -150,6 +155,11 @@ public:
   /// Returns whether the event was done when the worker was lost. Only for a lost worker.
   bool was_done(std::uint64_t event, std::uint64_t record) const noexcept {
     return done_at_loss_[event] >= record && done_at_loss_[event] <= records_[event];
+  }
+
+  /// Returns how often a workspace of libraries has changed in the worker, as of its last reply.
+  std::uint64_t workspace_changes() const noexcept {
+    return area_.workspace_changes.load(std::memory_order_acquire);
   }
 
   // -- any thread
@@ -236,6 +246,12 @@ public:
 private:
   caf::error write(command what, bool wants_reply, std::span<const std::byte> first,
                    std::span<const std::byte> more, std::chrono::nanoseconds limit) noexcept;
+  /// A launch is prepared at once: that cannot be recorded.
+  bool is_collected(command x) const noexcept {
+    return collected_ != nullptr && x != command::prepare_launch;
+  }
+  caf::error collect(command what, std::span<const std::byte> first,
+                     std::span<const std::byte> more);
   bool wait_for_reply(command what, std::chrono::nanoseconds limit) noexcept;
   std::chrono::nanoseconds command_limit() const noexcept {
     constexpr auto most = std::chrono::nanoseconds::max();
@@ -264,6 +280,7 @@ private:
   command_ring ring_;
   std::uint64_t last_command_ = 0;
   std::vector<std::byte> reply_;
+  wire_writer* collected_ = nullptr; ///< by `collect`; null: commands are sent
   std::vector<std::uint64_t> records_;
   std::vector<std::uint64_t> done_at_loss_; ///< `link_area::done`; set before `lost_`
   std::vector<std::uint64_t> free_events_;

@@ -165,6 +165,8 @@ struct link_area {
   /// Number of asynchronous errors of communicator ranks. It grows before the work in the stream of
   /// such a rank is marked as done.
   std::atomic<std::uint64_t> communicator_errors{0};
+  /// As `library_states::workspace_changes`. It grows before the reply to the command.
+  std::atomic<std::uint64_t> workspace_changes{0};
   alignas(64) std::array<std::byte, reply_bytes> reply{};
   /// For each event, the number of its latest completed record. The numbers of records count up.
   alignas(64) std::array<std::atomic<std::uint64_t>, event_count> done{};

@@ -20,6 +20,19 @@ void call_fields(auto& wire, message_of<collective_call> auto& x) {
 
 std::string_view to_string(command x) noexcept { return enum_name(x); }
 
+bool is_recordable(command x) noexcept {
+  switch (x) {
+  case command::copy:
+  case command::fill:
+  case command::launch:
+  case command::enqueue:
+  case command::enqueue_in_step:
+    return true;
+  default:
+    return false;
+  }
+}
+
 std::string_view to_string(control x) noexcept { return enum_name(x); }
 
 std::string call_name(std::uint32_t marked) {

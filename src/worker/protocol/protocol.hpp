@@ -22,7 +22,7 @@ namespace troupe::detail {
 /// instead. `record` and `stop` are sent without a reply.
 enum class command : std::uint16_t {
   skip = 0,
-  bind,   ///< reply: device_properties
+  bind,   ///< reply: bound_device
   warm,   ///< binds, and prepares resources that take the driver long; for a spare
   memory, ///< reply: memory_info
   open_memory,
@@ -39,12 +39,19 @@ enum class command : std::uint16_t {
   launch,             ///< launch_request
   prepare_launch,     ///< launch_request; its stream may be 0
   enqueue,            ///< enqueue_args, then the calls
+  enqueue_in_step,    ///< enqueue_in_step_args, then the calls
+  record_graph,       ///< graph_args, then its commands: of each its name and its body
+  launch_graph,       ///< graph_args
+  replay,             ///< replay_args
   asynchronous_error, ///< communicator_key
   can_access_peer,    ///< ordinal; reply: bool
   stop,               ///< the last command
 };
 
 std::string_view to_string(command x) noexcept;
+
+/// Returns whether the work of such a command can be part of a graph.
+bool is_recordable(command x) noexcept;
 
 /// For commands without arguments.
 struct no_arguments {};
@@ -56,7 +63,7 @@ using communicator_key = std::uint64_t;
 
 /// A place in host memory that both processes have mapped.
 struct shared_place {
-  std::uint64_t segment = 0;
+  std::uint64_t segment = 0; ///< 0: there is none
   std::uint64_t offset = 0;
 };
 
@@ -110,6 +117,27 @@ struct enqueue_args {
   std::uint32_t calls = 0;
 };
 
+/// Also the arguments of `backend_communicator::begin_in_step`.
+struct enqueue_in_step_args {
+  enqueue_args what;
+  std::uint32_t place = 0;
+  shared_place reached;
+};
+
+/// Number of a graph of the worker's device, which the parent chooses.
+using graph_id = std::uint64_t;
+
+struct graph_args {
+  graph_id graph = 0;
+  stream_id stream = 0;
+};
+
+struct replay_args {
+  communicator_key communicator = 0;
+  graph_args what;
+  shared_place reached;
+};
+
 /// A call that was read, with the data that it points to: it must not move.
 struct received_call {
   collective_call call;
@@ -121,6 +149,14 @@ void wire_fields(wire_reader& from, received_call& to);
 
 void wire_fields(auto& wire, message_of<device_properties> auto& x) {
   wire(x.name, x.pci_id, x.capability_major, x.capability_minor, x.total_bytes);
+}
+
+struct bound_device {
+  device_properties properties;
+  bool records_graphs = false; ///< as `backend_device::records_graphs`
+};
+void wire_fields(auto& wire, message_of<bound_device> auto& x) {
+  wire(x.properties, x.records_graphs);
 }
 
 void wire_fields(auto& wire, message_of<launch_memory> auto& x) {
@@ -164,6 +200,7 @@ enum class control : std::uint16_t {
   unmap_slab,           ///< slab_args
   map_slab,             ///< slab_args, with a descriptor: memory that another worker has made
   drop_slab,            ///< slab_args: unmaps it when the work in all streams is over
+  drop_graph,           ///< graph_id
   trim,      ///< reply: the `lent_range`s that its programs give back, since nothing is in them
   lend,      ///< from the worker: a `lent_range` without address, of which its programs need more
   take_back, ///< from the worker: a `lent_range` that its programs do not need any more

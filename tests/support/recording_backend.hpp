@@ -24,6 +24,8 @@ struct recorder {
   std::atomic<int> recorded{0};
   std::atomic<int> launched{0};
   std::atomic<int> dropped{0};
+  std::atomic<int> place{0};  ///< the last one in a step
+  std::atomic<int> places{0}; ///< how many there were, without 0
   std::atomic<bool> refuses_copies{false};
   std::atomic<bool> fails_once{false};
 
@@ -74,11 +76,11 @@ public:
       return make_error(errc::not_supported, "a copy is not recorded");
     return recorder_->take([=, this] { return inner_->copy(to, from, size_bytes, direction, on); });
   }
-  caf::error fill(void* to, std::span<const std::byte> pattern, std::size_t count,
+  caf::error fill(void* to, std::span<const std::byte> pattern, std::size_t times,
                   stream_view on) noexcept override {
     return recorder_->take(
         [=, this, bytes = std::vector<std::byte>(pattern.begin(), pattern.end())] {
-          return inner_->fill(to, bytes, count, on);
+          return inner_->fill(to, bytes, times, on);
         });
   }
 
@@ -99,6 +101,10 @@ public:
         [=, this, all = std::vector<collective_call>(calls.begin(), calls.end())] {
           return inner_->enqueue(all, stream);
         });
+  }
+  void begin_in_step(std::uint32_t place, std::uint32_t*) noexcept override {
+    recorder_->place = static_cast<int>(place);
+    recorder_->places += place != 0 ? 1 : 0;
   }
   void compare_calls() noexcept override { inner_->compare_calls(); }
   caf::error asynchronous_error() noexcept override { return inner_->asynchronous_error(); }
@@ -127,6 +133,12 @@ public:
   caf::expected<communicator_ranks>
   build_direct(std::span<const local_rank> ranks) noexcept override {
     return wrapped(inner_->build_direct(ranks), ranks);
+  }
+  caf::expected<communicator_ranks>
+  join_direct(const communicator_id& id, int rank,
+              std::span<const direct_member> members) noexcept override {
+    const local_rank own{rank, members[static_cast<std::size_t>(rank)].device};
+    return wrapped(inner_->join_direct(id, rank, members), {&own, 1});
   }
   caf::error abort(communicator_ranks ranks) noexcept override {
     return inner_->abort(inner_of(ranks));

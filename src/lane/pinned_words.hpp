@@ -1,4 +1,4 @@
-/// Words in pinned memory for the verdicts of launches.
+/// Words in pinned memory to which work on a device writes.
 #pragma once
 
 #include <troupe/error.hpp>
@@ -14,22 +14,22 @@
 namespace troupe::detail {
 
 /// @thread any
-class verdict_area {
+class pinned_words {
 public:
   static constexpr std::size_t size_bytes = 4096;
 
   /// @param memory of `size_bytes` bytes; `free` gives it back, on any thread
-  verdict_area(void* memory, std::function<caf::error(void*)> free)
+  pinned_words(void* memory, std::function<caf::error(void*)> free)
       : memory_(static_cast<std::int32_t*>(memory)), free_(std::move(free)) {
     for (auto i = size_bytes / sizeof(std::int32_t); i != 0; --i)
       unused_.push_back(memory_ + i - 1);
   }
-  ~verdict_area() { static_cast<void>(free_(memory_)); } // fails only if the device is gone
-  verdict_area(const verdict_area&) = delete;
-  verdict_area& operator=(const verdict_area&) = delete;
+  ~pinned_words() { static_cast<void>(free_(memory_)); } // fails only if the device is gone
+  pinned_words(const pinned_words&) = delete;
+  pinned_words& operator=(const pinned_words&) = delete;
 
   /// Returns a word that is 0, or null if there is no room.
-  static std::shared_ptr<std::int32_t> take(const std::shared_ptr<verdict_area>& from) {
+  static std::shared_ptr<std::int32_t> take(const std::shared_ptr<pinned_words>& from) {
     std::int32_t* word = nullptr;
     {
       const std::lock_guard lock{from->mutex_};

@@ -1,0 +1,14 @@
+/// The start of a worker process.
+#pragma once
+
+#include <troupe/backend.hpp>
+
+#include <functional>
+#include <memory>
+
+namespace troupe::detail {
+
+/// Lets `worker_main` use `f(backend)` in place of its backend. For tests.
+void wrap_backend_of_worker(std::function<std::shared_ptr<backend>(std::shared_ptr<backend>)> f);
+
+} // namespace troupe::detail
