@@ -1,5 +1,5 @@
-# Install rules, the package's configuration for the install tree and for the build tree, and
-# troupe.pc. The components: troupe_runtime (shared libraries), troupe_blas (that of products),
+# Install rules, the package's configuration for the install tree and for the build tree, and the
+# files for pkg-config. The components: troupe_runtime (shared libraries), troupe_blas (that of products),
 # troupe_dev (what compiling and linking needs) and troupe_tools (programs).
 
 include(CMakePackageConfigHelpers)
@@ -66,10 +66,14 @@ install(FILES
   "${PROJECT_SOURCE_DIR}/cmake/FindCAF.cmake"
   DESTINATION "${troupe_package_dir}" COMPONENT troupe_dev)
 
-# troupe.pc: Libs has the libraries that users of the headers need. A shared library brings those
-# that only troupe needs. A static one does not link without them, with or without
+# troupe.pc and troupe_blas.pc: Libs has the libraries that users of the headers need. A shared
+# library brings those that only it needs. A static one does not link without them, with or without
 # `pkg-config --static`.
 set(troupe_pc_private "")
+set(troupe_blas_pc_private "")
+if(troupe_static_blas)
+  list(JOIN BLAS_LIBRARIES " " troupe_blas_pc_private)
+endif()
 set(troupe_pc_requires "")
 if(troupe_static)
   if(TROUPE_HAS_CUDA)
@@ -80,16 +84,19 @@ if(troupe_static)
     string(APPEND troupe_pc_requires ", openssl")
   endif()
 endif()
-# The relative path from the folder of troupe.pc to the prefix.
+# The relative path from the folder of these files to the prefix.
 set(troupe_pc_prefix "/${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 cmake_path(NORMAL_PATH troupe_pc_prefix)
 cmake_path(RELATIVE_PATH troupe_pc_prefix BASE_DIRECTORY "/" OUTPUT_VARIABLE troupe_pc_prefix)
 string(REGEX REPLACE "[^/]+" ".." troupe_pc_prefix "${troupe_pc_prefix}")
-configure_file("${PROJECT_SOURCE_DIR}/cmake/troupe.pc.in" "${PROJECT_BINARY_DIR}/troupe.pc.in" @ONLY)
-file(GENERATE OUTPUT "${PROJECT_BINARY_DIR}/pkgconfig/$<CONFIG>/troupe.pc"
-     INPUT "${PROJECT_BINARY_DIR}/troupe.pc.in" TARGET troupe)
-install(FILES "${PROJECT_BINARY_DIR}/pkgconfig/$<CONFIG>/troupe.pc"
-  DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig" COMPONENT troupe_dev)
+foreach(library troupe troupe_blas)
+  configure_file("${PROJECT_SOURCE_DIR}/cmake/${library}.pc.in"
+                 "${PROJECT_BINARY_DIR}/${library}.pc.in" @ONLY)
+  file(GENERATE OUTPUT "${PROJECT_BINARY_DIR}/pkgconfig/$<CONFIG>/${library}.pc"
+       INPUT "${PROJECT_BINARY_DIR}/${library}.pc.in" TARGET ${library})
+  install(FILES "${PROJECT_BINARY_DIR}/pkgconfig/$<CONFIG>/${library}.pc"
+    DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig" COMPONENT troupe_dev)
+endforeach()
 
 if(PROJECT_IS_TOP_LEVEL)
   include(TroupePackages)

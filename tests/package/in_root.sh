@@ -15,19 +15,19 @@ programs) # with the shared library, without anything to compile
   echo "passed: troupe-flight and troupe-worker start"
   ;;
 development) # a user's project, with CMake and with pkg-config
-  install /packages/libtroupe-dev_*.deb g++ cmake make pkg-config
+  install /packages/libtroupe-blas*.deb /packages/libtroupe-dev_*.deb g++ cmake make pkg-config
   cmake -S /outside/outside -B /outside/build -DOUTSIDE_FROM=package
   cmake --build /outside/build
   ldd /outside/build/outside | grep 'libtroupe\.so.* => .*/usr/lib\|libtroupe\.so.* => /lib'
   cd /outside/build
   ctest --output-on-failure --no-tests=error
   cmake -DPKG_CONFIG=pkg-config -DCXX=c++ -DCXXFLAGS= -DPKG_CONFIG_DIR= -DLIBRARY_DIRS= -DSTATIC=0 \
-    -DSOURCE=/outside/outside/main.cpp -DPROGRAM=/outside/with-pkg-config \
+    -DSOURCES=/outside/outside -DPROGRAMS=/outside/with-pkg-config \
     -P /outside/pkg_config.cmake
   echo "passed: tests/package/outside, with CMake and with pkg-config"
   ;;
 removal) # nothing stays
-  apt-get -q purge -y libtroupe-dev troupe-tools 'libtroupe[0-9]*'
+  apt-get -q purge -y libtroupe-dev troupe-tools 'libtroupe[0-9]*' 'libtroupe-blas*'
   left=$(find / -xdev -path /packages -prune -o -path /outside -prune -o -path /proc -prune -o \
     -name '*troupe*' -print)
   test -z "$left" || { echo "left behind: $left"; exit 1; }

@@ -80,7 +80,8 @@ endif()
 set(dev_files ${link_files}
   "${lib}/cmake/troupe/FindCAF\\.cmake" "${lib}/cmake/troupe/troupeConfig\\.cmake"
   "${lib}/cmake/troupe/troupeConfigVersion\\.cmake" "${lib}/cmake/troupe/troupeTargets\\.cmake"
-  "${lib}/cmake/troupe/troupeTargets-[a-z]+\\.cmake" "${lib}/pkgconfig/troupe\\.pc")
+  "${lib}/cmake/troupe/troupeTargets-[a-z]+\\.cmake" "${lib}/pkgconfig/troupe\\.pc"
+  "${lib}/pkgconfig/troupe_blas\\.pc")
 files_of("${SOURCE_DIR}/include" headers)
 list(TRANSFORM headers PREPEND "include/")
 string(REPLACE "." "\\." headers "${headers}")
