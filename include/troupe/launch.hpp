@@ -83,9 +83,9 @@ enum class repetition : std::uint8_t {
   calls, ///< the function is called each time. Steps with such a launch run as their requests
   /// The function depends on nothing but its parameters, and enqueues work on the device alone. So
   /// what it enqueues may be recorded once, in a graph, and launched again without another call. It
-  /// does not access memory itself. In a spare, a library's `enqueue` is also recorded after
-  /// `prepare`, with the same parameters, only to load its code: that graph is never launched, and
-  /// its workspace is not there.
+  /// does not access memory itself. After `prepare`, a spare also records a library's `enqueue`, to
+  /// load its kernels: with addresses of the same alignment, arguments after `clear_ignored`, and a
+  /// workspace without memory. That graph is never launched.
   replays
 };
 

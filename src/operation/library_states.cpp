@@ -38,7 +38,8 @@ caf::expected<void*> loading_context::workspace(std::size_t) {
 }
 
 caf::error loading_context::run_on_host(std::function<void()>) {
-  return make_error(errc::not_supported, "a launch that never runs");
+  return make_error(errc::not_supported,
+                    "a launch that is recorded to load its code runs no function on the host");
 }
 
 caf::error library_states::open_memory(backend_device& on, int ordinal, stream_view stream) {

@@ -61,7 +61,7 @@ struct rank_graph {
 
   origin of;
   recorded_graph graph;                  ///< empty: it is not recorded
-  std::shared_ptr<std::int32_t> reached; ///< its work writes there how far it came; may be null
+  std::shared_ptr<std::int32_t> reached; ///< its collectives write their places there; may be null
   bool ends_with_graph = false;          ///< the last run did
   int failures = 0;                      ///< of attempts to record it
 };

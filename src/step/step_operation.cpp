@@ -45,11 +45,11 @@ step_operation::step_operation(std::shared_ptr<const bound_step> what, step_plac
       progress_(std::make_shared<std::vector<progress>>(parts().size())),
       reached_before_(parts().size()) {}
 
-/// Takes a word of its own for each target: kernels of a former one may still write to theirs.
+/// Takes a new word: what was enqueued before may still write to the old one.
 void step_operation::take_word(lane& on, rank_graph& to) {
   auto word = on.take_word();
   if (!word) // it runs all the same
-    log(log_level::warning, "how far a step comes will not be known", word.error());
+    log(log_level::warning, "no pinned memory for a step: its progress is not known", word.error());
   to.reached = word ? std::move(*word) : nullptr;
 }
 
@@ -58,12 +58,13 @@ caf::expected<issue_outcome> step_operation::issue(part& p, lane& on) {
   const rank_graph::origin now{target(), on.state().generation(), on.workspace_changes(),
                                on.stream(p).native};
   const bool was_run = mine.of == now;
-  if (!was_run)
+  const bool is_there = was_run && mine.graph.view().native != nullptr;
+  if (!is_there)
     take_word(on, mine);
   auto& [owner, word] = (*progress_)[p.index];
   owner = mine.reached;
   word.store(reinterpret_cast<std::uint32_t*>(owner.get()));
-  if (was_run && mine.graph.view().native != nullptr)
+  if (is_there)
     return issued(*this, p, *target(), replay(p, on, mine));
   mine.of = now;
   mine.graph = {};
@@ -72,16 +73,28 @@ caf::expected<issue_outcome> step_operation::issue(part& p, lane& on) {
     auto why = record(p, on, mine);
     if (!why)
       return issued(*this, p, *target(), replay(p, on, mine));
-    if (code_of(why) == errc::device_fault || !target()->live())
+    const auto code = code_of(why);
+    if (code == errc::device_fault || code == errc::worker_lost || !target()->live())
       return issued(*this, p, *target(), std::move(why));
     // Nothing was enqueued. It may have failed because of what another thread called.
-    mine.failures = code_of(why) == errc::not_supported ? most_failures : mine.failures + 1;
+    mine.failures = code == errc::not_supported ? most_failures : mine.failures + 1;
     if (mine.failures == most_failures)
       what_->give_up_graph(why);
   }
-  const auto made = enqueue(p, on);
+  return issued(*this, p, *target(), run_singly(p, on, mine));
+}
+
+caf::error step_operation::run_singly(part& p, lane& on, rank_graph& mine) {
+  enqueued all;
+  auto why = enqueue(p, on, all);
   mine.of.workspaces = on.workspace_changes();
-  return issued(*this, p, *target(), made ? caf::error{} : made.error());
+  if (!why)
+    return {};
+  mine.of = {};            // not all of it has run
+  fail(why);               // at once, so that this is the cause for all ranks
+  if (all.has_collectives) // which would meet others of the ranks that do not make these
+    target()->fail_unless_lost(loss_error(*this, p, target()->epoch(), why));
+  return why;
 }
 
 /// A communicator knows the end of its own calls only. What is enqueued one by one may be behind
@@ -93,10 +106,13 @@ caf::error step_operation::mark_end(part& p, event_view event, stream_view strea
              : device.record(event, stream);
 }
 
-/// Returns how far the part has come. The next run may have its word as soon as it is over.
+/// Returns the last request that is known to be over; 0: none. The next run has the word as soon as
+/// this one is over.
 std::uint32_t step_operation::reached(const part& p) const noexcept {
+  if (p.over() && !failed())
+    return static_cast<std::uint32_t>(what_->requests.size());
   auto* const word = (*progress_)[p.index].word.load();
-  return word == nullptr || (p.over() && !failed()) ? 0 : std::atomic_ref{*word}.load();
+  return word != nullptr ? std::atomic_ref{*word}.load() : 0;
 }
 
 bool step_operation::on_stall() noexcept {
@@ -126,9 +142,8 @@ void step_operation::describe_to(flight_entry& x, const part& p) const noexcept 
   x.progress.reached = static_cast<std::uint16_t>(std::min<std::uint32_t>(reached(p), UINT16_MAX));
 }
 
-/// Enqueues the requests of a rank one by one, all in the stream of the part. Returns what has made
-/// them.
-caf::expected<operation_batch> step_operation::enqueue(part& p, lane& on) {
+/// Enqueues the requests of a rank one by one, all in the stream of the part.
+caf::error step_operation::enqueue(part& p, lane& on, enqueued& to) {
   auto made = what_->requests.make(where_, {}, {});
   if (!made)
     return std::move(made.error());
@@ -146,8 +161,10 @@ caf::expected<operation_batch> step_operation::enqueue(part& p, lane& on) {
       keep_first(why, set_place(p, on, 0));
     if (why)
       return in_step(index, request.verb, why);
+    to.has_collectives |= is_collective(request);
   }
-  return std::move(made->all);
+  to.made = std::move(made->all);
+  return {};
 }
 
 caf::error step_operation::set_place(part& p, lane& on, std::uint32_t place) {
@@ -175,17 +192,12 @@ caf::error step_operation::enqueue_request(part& p, lane& on, operation& op) {
 }
 
 caf::error step_operation::record(part& p, lane& on, rank_graph& to) {
-  operation_batch keeps;
-  const auto graph = on.device().record_graph(on.stream(p), [&] {
-    auto made = enqueue(p, on);
-    if (!made)
-      return std::move(made.error());
-    keeps = std::move(*made);
-    return caf::error{};
-  });
+  enqueued keeps;
+  const auto graph = on.device().record_graph(on.stream(p), [&] { return enqueue(p, on, keeps); });
   if (!graph)
     return graph.error();
-  to.graph = {on, *graph, std::move(keeps)};
+  to.graph = {on, *graph, std::move(keeps.made)};
+  to.failures = 0;
   return {};
 }
 

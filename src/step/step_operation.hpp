@@ -33,7 +33,14 @@ protected:
   void describe_to(flight_entry& x, const part& p) const noexcept override;
 
 private:
-  caf::expected<operation_batch> enqueue(part& p, lane& on);
+  /// What a rank has enqueued one by one.
+  struct enqueued {
+    operation_batch made;
+    bool has_collectives = false; ///< other ranks may be in them
+  };
+
+  caf::error enqueue(part& p, lane& on, enqueued& to);
+  caf::error run_singly(part& p, lane& on, rank_graph& mine);
   static caf::error enqueue_request(part& p, lane& on, operation& op);
   caf::error record(part& p, lane& on, rank_graph& to);
   caf::error replay(part& p, lane& on, rank_graph& what);
@@ -46,7 +53,8 @@ private:
   /// How far a part has come.
   struct progress {
     std::shared_ptr<std::int32_t> owner; ///< of the word
-    /// The place of the last collective that is over; 0: none. Null: it is not known.
+    /// The place of the last collective that is over; 0: none. Of an earlier launch of the graph,
+    /// until the stream clears it. Null: it is not known.
     std::atomic<std::uint32_t*> word{nullptr};
   };
   const std::shared_ptr<std::vector<progress>> progress_; ///< by part

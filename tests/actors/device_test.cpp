@@ -883,7 +883,7 @@ TEST(DeviceHandles, OutliveTheActorSystem) {
   EXPECT_EQ(pinned.size_bytes(), 100 * kib);
   pinned.writable().back() = std::byte{1};
   {
-    test_system system; // nothing that is left keeps the device open
+    test_system system; // the handles that are left do not keep the device open
     EXPECT_TRUE(works(system.open()));
   }
   std::thread{[&] {

@@ -24,7 +24,7 @@ using refs = std::vector<gpu_ref<element>>;
 
 inline constexpr std::size_t count = 12;
 
-/// Lets steps of GPUs run as their requests.
+/// Lets all steps run as their requests, also on GPUs.
 class backend_without_graphs final : public forwarding_backend {
 public:
   explicit backend_without_graphs(std::shared_ptr<backend> inner)

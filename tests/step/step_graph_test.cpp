@@ -37,11 +37,13 @@ constexpr const char* recording_workers = "TROUPE_TEST_RECORDING_WORKERS";
       },
       repetition::replays));
   // A worker of these tests records graphs, as the devices of the test's process do.
-  if (std::getenv(recording_workers) != nullptr)
-    detail::wrap_backend_of_worker([](std::shared_ptr<backend> inner) {
+  if (const auto* files = std::getenv(recording_workers); files != nullptr)
+    detail::wrap_backend_of_worker([=](std::shared_ptr<backend> inner) {
       std::vector<std::shared_ptr<recorder>> all;
-      for (int i = 0; i < inner->device_count(); ++i)
+      for (int i = 0; i < inner->device_count(); ++i) {
         all.push_back(std::make_shared<recorder>());
+        all.back()->file = files + std::to_string(i);
+      }
       return std::make_shared<recording_backend>(std::move(inner), std::move(all));
     });
   // Does not do what its registration says.
@@ -63,18 +65,31 @@ class StepGraph : public Step {
 protected:
   static constexpr int devices = 3;
 
-  StepGraph() : StepGraph(recorders()) {}
+  StepGraph() : StepGraph(recorders(), files_of_workers()) {}
   ~StepGraph() override { ::unsetenv(recording_workers); }
 
-  /// Whether the devices are virtual ones of this process, which do as the test says.
+  /// Returns whether the devices are virtual ones of this process, which do as the test says.
   static bool are_recorders() { return !on_cuda() && !in_workers(); }
 
-  /// Returns how often each device has done that, where it is counted.
+  /// Checks that each device has done that `times` times. GPUs count nothing.
   ::testing::AssertionResult each(std::atomic<int> recorder::* what, int times) const {
     for (std::size_t i = 0; i < w_.size() && are_recorders(); ++i)
       if (const int got = (*recorders_[i]).*what; got != times)
         return ::testing::AssertionFailure() << "device " << i << ": " << got;
     return ::testing::AssertionSuccess();
+  }
+  /// Checks that each device has recorded and launched so many graphs, also in a worker.
+  ::testing::AssertionResult graphs(int recorded, int launched) const {
+    for (std::size_t i = 0; i < w_.size() && !on_cuda() && in_workers(); ++i)
+      for (const auto& [what, times] :
+           {std::pair{".recorded", recorded}, {".launched", launched}}) {
+        std::ifstream file{files_->file(std::to_string(i) + what)};
+        const std::string all{std::istreambuf_iterator<char>{file}, {}};
+        if (all.size() != static_cast<std::size_t>(times))
+          return ::testing::AssertionFailure() << "worker " << i << what << ": " << all.size();
+      }
+    const auto first = each(&recorder::recorded, recorded);
+    return first ? each(&recorder::launched, launched) : first;
   }
 
   /// Runs a step over x, which is full of `value`, and checks the sum over all ranks each time.
@@ -106,9 +121,13 @@ protected:
 private:
   using recorder_list = std::vector<std::shared_ptr<recorder>>;
 
-  static recorder_list recorders() {
+  static std::shared_ptr<folder> files_of_workers() {
+    auto result = std::make_shared<folder>();
     if (!on_cuda())
-      ::setenv(recording_workers, "", 1); // before a worker starts
+      ::setenv(recording_workers, result->file("").c_str(), 1); // before a worker starts
+    return result;
+  }
+  static recorder_list recorders() {
     recorder_list result;
     for (int i = 0; i < devices; ++i)
       result.push_back(std::make_shared<recorder>());
@@ -119,7 +138,7 @@ private:
     result.collectives = collectives_policy::direct;
     return result;
   }
-  explicit StepGraph(const recorder_list& all)
+  StepGraph(const recorder_list& all, std::shared_ptr<folder> files)
       : Step({.devices = devices,
               .wrap = [all](std::shared_ptr<backend> inner) -> std::shared_ptr<backend> {
                 if (!are_recorders())
@@ -127,9 +146,10 @@ private:
                 return std::make_shared<recording_backend>(std::move(inner), all);
               }},
              direct()),
-        recorders_(all) {}
+        recorders_(all), files_(std::move(files)) {}
 
   const recorder_list recorders_;
+  const std::shared_ptr<folder> files_;
 };
 
 TEST_F(StepGraph, IsRecordedOnceAndLaunched) {
@@ -143,8 +163,7 @@ TEST_F(StepGraph, IsRecordedOnceAndLaunched) {
     want *= static_cast<element>(w_.size());
     EXPECT_EQ(content(x), same(want));
   }
-  EXPECT_TRUE(each(&recorder::recorded, 1));
-  EXPECT_TRUE(each(&recorder::launched, 4)); // the first run is not a graph
+  EXPECT_TRUE(graphs(1, 4)); // the first run is not a graph
 }
 
 TEST_F(StepGraph, IsInOrderWithOtherRequests) {
@@ -198,7 +217,7 @@ TEST_F(StepGraph, IsReplayedAThousandTimes) {
     ASSERT_EQ(got[i], row(count, want)) << "run " << i;
   }
   EXPECT_EQ(step.runs_as(), "as a graph on each device");
-  EXPECT_TRUE(each(&recorder::recorded, 1));
+  EXPECT_TRUE(graphs(1, runs - 1));
 }
 
 TEST_F(StepGraph, IsRecordedAgainForOtherBuffers) {
@@ -215,8 +234,7 @@ TEST_F(StepGraph, IsRecordedAgainForOtherBuffers) {
   const auto ranks = static_cast<element>(w_.size());
   EXPECT_EQ(content(x), same(ranks * ranks * ranks));
   EXPECT_EQ(content(z), same(5 * ranks * ranks * ranks));
-  EXPECT_TRUE(each(&recorder::recorded, 2));
-  EXPECT_TRUE(each(&recorder::launched, 4));
+  EXPECT_TRUE(graphs(2, 4));
   EXPECT_TRUE(eventually([&] { return each(&recorder::dropped, 1) == true; }));
 }
 
@@ -232,7 +250,7 @@ TEST_F(StepGraph, RunsAgainAfterAReset) {
   must(step.rebind("x", x));
   must(step.rebind("y", y));
   run_sums(step, x, 2, 3);
-  EXPECT_TRUE(each(&recorder::recorded, 2));
+  EXPECT_TRUE(graphs(2, 4));
 }
 
 TEST_F(StepGraph, SaysWhyItIsNone) {
@@ -247,7 +265,7 @@ TEST_F(StepGraph, SaysWhyItIsNone) {
 /// Nothing would keep the function for the next run.
 TEST_F(StepGraph, HasNoFunctionsOfTheHost) {
   if (in_workers())
-    GTEST_SKIP() << "for devices of this process: a worker keeps it itself";
+    GTEST_SKIP() << "for devices of this process: a worker keeps the function of the first run";
   auto x = filled(1), y = filled(1);
   recording r;
   r.all_reduce("x").launch(refusing_launch, {}, {}, {"y"});
@@ -278,19 +296,19 @@ TEST_F(StepGraph, IsRecordedLaterIfThatFailsOnce) {
   EXPECT_TRUE(each(&recorder::launched, 2));
 }
 
-/// A collective that moves nothing has no place, and none remains for the requests behind the step.
-TEST_F(StepGraph, HasPlacesForItsOwnRequestsAlone) {
+/// A collective without elements enqueues nothing. Its place must not remain for the next request.
+TEST_F(StepGraph, LeavesNoPlaceBehind) {
   auto x = filled(1);
   const auto step =
       must(w_.record(recording{}.all_reduce("x").all_reduce({"x", 0, 0}), {{"x", x}}));
-  for (int i = 1; i < 4; ++i) {
+  for (int i = 0; i < 3; ++i) {
     must(answer_of(step.run()));
     EXPECT_TRUE(each(&recorder::place, 0));
   }
   EXPECT_TRUE(each(&recorder::places, 4)); // in the first run and as it was recorded
 }
 
-/// A part that was not issued yet, of a step that has begun on another device, fails with it.
+/// A step whose input on one device failed also fails on those where it has begun.
 TEST_F(StepGraph, FailsWhileADeviceHasNotBegun) {
   gate lane;
   auto x = filled(1), y = allocate();
@@ -305,10 +323,29 @@ TEST_F(StepGraph, FailsWhileADeviceHasNotBegun) {
   EXPECT_TRUE(is_ok(answer_of(held)));
   EXPECT_TRUE(has_code(answer_of(fails), errc::launch_failed));
   EXPECT_TRUE(error_of(answer_of(run)));
-  const folder files;
-  EXPECT_TRUE(is_ok(answer_of(write_flight_record(system_, files.file("flight.json")))));
   EXPECT_TRUE(eventually([&] { return is_ok(answer_of(w_.fill(x, element{1}))) == true; }));
   EXPECT_TRUE(eventually([&] { return is_ok(answer_of(step.run())) == true; }));
+}
+
+/// Another rank that does not make the step must not meet the collective with its next one.
+TEST_F(StepGraph, EndsTheCommunicatorIfItFailsBehindACollective) {
+  gate lane;
+  auto x = filled(1), y = filled(1), z = filled(5);
+  recording r;
+  r.all_reduce("x").on(0).launch(failing_launch, {}, {}, {"y"});
+  const auto step = must(w_.record(r, {{"x", x}, {"y", y}}));
+  world_feed feed{system_, w_.actor()};
+  const auto before = feed.until(world_phase::ready);
+  auto held = lane.hold_lane(w_.device_of(1));
+  ASSERT_TRUE(lane.wait_reached());
+  auto run = step.run();
+  const auto why = error_of(answer_of(run));
+  EXPECT_NE(text_of(why).find("request 2 of the step (launch)"), std::string::npos) << text_of(why);
+  lane.open();
+  EXPECT_TRUE(is_ok(answer_of(held)));
+  feed.until(world_phase::ready, before.epoch + 1);
+  must(answer_of(w_.all_reduce(z)));
+  EXPECT_EQ(content(z), same(5 * static_cast<element>(w_.size())));
 }
 
 TEST_F(StepGraph, NamesTheRequestThatFailed) {
@@ -398,10 +435,12 @@ TEST_F(StepGraph, SaysHowFarItCameWhenItStalls) {
       << text_of(why);
   const folder files;
   const auto path = files.file("flight.json");
-  EXPECT_TRUE(is_ok(answer_of(write_flight_record(system_, path))));
-  std::ifstream file{path};
-  const std::string text{std::istreambuf_iterator<char>{file}, {}};
-  EXPECT_NE(text.find("\"reached\":1,"), std::string::npos) << text;
+  EXPECT_TRUE(eventually([&] { // it is there once a rank's kernels have ended
+    must(answer_of(write_flight_record(system_, path)));
+    std::ifstream file{path};
+    const std::string text{std::istreambuf_iterator<char>{file}, {}};
+    return text.find("\"reached\":1,") != std::string::npos;
+  }));
   w.fill(us, element{10});
   EXPECT_TRUE(eventually([&] { return is_ok(answer_of(w.fill(x, element{1}))) == true; }));
   EXPECT_TRUE(eventually([&] { return is_ok(answer_of(step.run())) == true; }));
@@ -435,6 +474,7 @@ TEST_F(StepGraph, IsRecordedAgainByASpare) {
     feed.until(world_phase::ready, before.epoch + 1);
   }
   EXPECT_EQ(step.runs_as(), "as a graph on each device");
+  EXPECT_TRUE(graphs(3, 6));
   EXPECT_EQ(must(w.download(x)), rows(w.size(), row(count, want)));
 }
 

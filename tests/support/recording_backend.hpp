@@ -7,10 +7,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,16 +20,23 @@ namespace troupe::testing {
 
 using recorded_calls = std::vector<std::function<caf::error()>>;
 
-/// What a device and its ranks of communicators record. The members that count have any thread.
+/// What a device and its ranks of communicators record. Any thread may read the counters.
 struct recorder {
+  std::string file = {}; ///< gets a byte for each graph that is recorded or launched; may be empty
   recorded_calls* to = nullptr; ///< null: nothing is recorded
   std::atomic<int> recorded{0};
   std::atomic<int> launched{0};
   std::atomic<int> dropped{0};
-  std::atomic<int> place{0};  ///< the last one in a step
+  std::atomic<int> place{0};  ///< the last one of `begin_in_step`
   std::atomic<int> places{0}; ///< how many there were, without 0
   std::atomic<bool> refuses_copies{false};
   std::atomic<bool> fails_once{false};
+
+  void note(std::atomic<int>& counter, const char* what) const {
+    ++counter;
+    if (!file.empty())
+      std::ofstream{file + what, std::ios::app} << '.';
+  }
 
   /// Records `f` or calls it.
   caf::error take(std::function<caf::error()> f) {
@@ -54,11 +63,11 @@ public:
       error = make_error(errc::cuda_error, "on purpose");
     if (error)
       return error;
-    ++recorder_->recorded;
+    recorder_->note(recorder_->recorded, ".recorded");
     return graph_view{calls.release()};
   }
   caf::error launch_graph(graph_view graph, stream_view) noexcept override {
-    ++recorder_->launched;
+    recorder_->note(recorder_->launched, ".launched");
     for (auto& f : *static_cast<recorded_calls*>(graph.native))
       if (auto error = f())
         return error;

@@ -583,7 +583,14 @@ std::vector<std::byte> body_of(command what, dice& any) {
     to.put(detail::graph_args{any.below(8), any.below(4)});
     break;
   case command::replay:
-    to.put(detail::replay_args{any.below(3), {any.below(8), any.below(4)}, {}});
+    to.put(detail::replay_args{
+        any.below(3), {any.below(8), any.below(4)}, {any.below(3), any.below(5000)}});
+    break;
+  case command::enqueue_in_step:
+    to.put(detail::enqueue_in_step_args{{any.below(3), any.below(4), 1},
+                                        static_cast<std::uint32_t>(any.below(3)),
+                                        {any.below(3), any.below(5000)}});
+    to.put(collective_call{});
     break;
   default:
     for (auto n = any.below(8); n > 0; --n)

@@ -234,6 +234,8 @@ caf::error cuda_device::deallocate(void* memory, stream_view stream) noexcept {
     return no_throw([&] {
       return failed(errc::invalid_argument, ordinal_, "this memory is not allocated here");
     });
+  if (auto err = check_recorded("a deallocation"))
+    return err;
   if (auto err = call("cudaFreeAsync", [&] { return cudaFreeAsync(memory, native(stream)); }))
     return err;
   allocated_.erase(i);

@@ -3,6 +3,7 @@
 #include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/device_guard.hpp"
+#include "backend/cuda/driver_functions.hpp"
 #include "foundation/log.hpp"
 #include "foundation/start_thread.hpp"
 #include <troupe/backend.hpp>
@@ -140,24 +141,26 @@ void device_pool::forget(cudaStream_t stream) noexcept {
 
 bool device_pool::record_behind_frees() noexcept {
   const std::lock_guard lock{freed_mutex_};
-  while (!freed_in_.empty()) {
-    const auto err = no_throw([&]() -> caf::error {
+  const auto err = no_throw([&]() -> caf::error {
+    for (auto i = freed_in_.size(); i-- != 0;) {
+      auto captures = CU_STREAM_CAPTURE_STATUS_NONE;
+      if (driver::is_capturing(freed_in_[i], &captures) == cudaSuccess &&
+          captures != CU_STREAM_CAPTURE_STATUS_NONE)
+        continue; // the event would be part of the graph
       cudaEvent_t event = nullptr;
       if (auto error = check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
                              "cudaEventCreateWithFlags", ordinal()))
         return error;
       unique_event owner{event, ordinal()};
-      if (cudaEventRecord(event, freed_in_.back()) == cudaSuccess)
+      if (cudaEventRecord(event, freed_in_[i]) == cudaSuccess)
         behind_frees_.push_back(std::move(owner));
       else
         (void)cudaGetLastError(); // the lane finds the error with its own events
-      return {};
-    });
-    if (err)
-      return false;
-    freed_in_.pop_back();
-  }
-  return true;
+      freed_in_.erase(freed_in_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    return {};
+  });
+  return !err && freed_in_.empty();
 }
 
 bool device_pool::has_unfinished_frees() noexcept {

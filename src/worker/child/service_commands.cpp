@@ -351,20 +351,11 @@ caf::error worker_service::record(const record_args& x) {
 }
 
 caf::error worker_service::record(event_view event, const service_stream& stream) {
-  backend_communicator* rank = nullptr;
-  if (stream.at_end != 0) {
-    const std::lock_guard lock{mutex_}; // the parent may have ended the rank since, or ends it now
-    if (const auto i = communicators_.find(stream.at_end); i != communicators_.end()) {
-      rank = i->second.front().get();
-      marked_ = stream.at_end;
-    }
-  }
-  if (rank == nullptr)
+  auto* const rank = stream.at_end != 0 ? mark(stream.at_end) : nullptr;
+  if (rank == nullptr) // it may have ended since
     return device_->record(event, stream.native);
   auto error = rank->mark_end(event, stream.native, *device_);
-  const std::lock_guard lock{mutex_};
-  marked_ = 0;
-  one_gone_.notify_all();
+  unmark();
   return error;
 }
 
@@ -386,7 +377,7 @@ caf::error worker_service::launch(command what, wire_reader& body) {
     ready_streams_.push_back(*stream);
     if (auto error = launch(what, x, *stream, nullptr))
       return error;
-    return load(x, *stream);
+    return load_code(x, *stream);
   }
   return on(x.stream, [&](stream_view s) { return launch(what, x, s, verdict); });
 }
@@ -413,8 +404,9 @@ caf::error worker_service::launch(command what, const launch_request& x, stream_
                     "no launch is registered in the worker as \"" + x.name + "\"");
 }
 
-/// Loads the code of a launch that a spare has prepared: else the first one after a loss does.
-caf::error worker_service::load(const launch_request& x, stream_view stream) {
+/// Loads the kernels of a launch that a spare has prepared. Otherwise its first run after a loss
+/// would load them.
+caf::error worker_service::load_code(const launch_request& x, stream_view stream) {
   const auto library = find_library_launch(x.name);
   if (!library || !replays(x.name) || !device_->records_graphs())
     return {};
@@ -446,15 +438,29 @@ caf::error worker_service::launch(const registered_launch& function, launch_cont
   });
 }
 
+/// Returns a rank that `end` does not end before `unmark`; null: it is not there.
+backend_communicator* worker_service::mark(communicator_key key) noexcept {
+  const std::lock_guard lock{mutex_};
+  const auto i = communicators_.find(key);
+  if (i == communicators_.end())
+    return nullptr;
+  marked_ = key;
+  return i->second.front().get();
+}
+
+void worker_service::unmark() noexcept {
+  const std::lock_guard lock{mutex_};
+  marked_ = 0;
+  one_gone_.notify_all();
+}
+
 template <class F> caf::error worker_service::with(communicator_key key, F f) {
-  backend_communicator* rank = nullptr;
-  {
-    std::lock_guard lock{mutex_};
-    if (auto i = communicators_.find(key); i != communicators_.end())
-      rank = i->second.front().get();
-  }
-  return rank != nullptr ? f(*rank)
-                         : make_error(errc::communicator_dead, "its communicator has ended");
+  auto* const rank = mark(key);
+  if (rank == nullptr)
+    return make_error(errc::communicator_dead, "its communicator has ended");
+  auto error = f(*rank);
+  unmark();
+  return error;
 }
 
 caf::error worker_service::enqueue(const enqueue_args& x, wire_reader& calls, std::uint32_t place,
@@ -483,12 +489,14 @@ caf::error worker_service::enqueue(const enqueue_args& x, wire_reader& calls, st
 caf::error worker_service::enqueue_in_step(wire_reader& body) {
   const auto x = body.get<enqueue_in_step_args>();
   auto* const reached = word_at<std::uint32_t>(x.reached);
-  if (reached == nullptr || x.place == 0)
+  if (x.place == 0)
+    return malformed();
+  if (reached == nullptr)
     return no_such("host memory");
   return enqueue(x.what, body, x.place, reached);
 }
 
-/// Calls `f`, which enqueues work of that communicator.
+/// Calls `f`, which enqueues work of that communicator at the end of `stream`.
 template <class F>
 caf::error worker_service::on_rank(communicator_key key, service_stream& stream, F f) {
   stream.last = key;

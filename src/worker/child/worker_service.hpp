@@ -104,7 +104,7 @@ private:
   caf::error launch(command what, wire_reader& body);
   caf::error launch(command what, const launch_request& x, stream_view stream,
                     std::int32_t* verdict);
-  caf::error load(const launch_request& x, stream_view stream);
+  caf::error load_code(const launch_request& x, stream_view stream);
   caf::error launch(const registered_launch& function, launch_context& context,
                     const launch_request& x);
   caf::error enqueue(const enqueue_args& x, wire_reader& calls, std::uint32_t place,
@@ -133,6 +133,8 @@ private:
   template <class F> caf::error on(stream_id id, F f);
   /// Calls `f` with the rank, which is valid until the parent ends it: after the last call on it.
   template <class F> caf::error with(communicator_key key, F f);
+  backend_communicator* mark(communicator_key key) noexcept;
+  void unmark() noexcept;
   bool has_error(communicator_key key);
   std::byte* host_address(const shared_place& x, std::size_t size_bytes);
   template <class T> T* word_at(const shared_place& x);
@@ -223,7 +225,7 @@ private:
   std::unordered_map<communicator_key, communicator_ranks> communicators_; ///< of one rank each
   std::set<communicator_key> handed_over_;                                 ///< and not gone yet
   std::set<communicator_key> gone_;  ///< handed over, and gone before the parent's request
-  communicator_key marked_ = 0;      ///< the rank that `record` uses; 0: none
+  communicator_key marked_ = 0;      ///< the rank in use by the driving thread; 0: none
   std::condition_variable one_gone_; ///< of these, or not used any more
   std::map<std::uint64_t, shared_memory> segments_;
 };

@@ -92,7 +92,7 @@ caf::error remote_device::bind() noexcept {
   if (!bound)
     return bound.error();
   properties_ = bound->properties;
-  // What a graph has of this process is in memory that only workers of this host share.
+  // A graph writes to pinned memory of this process, which only workers of this host map.
   records_graphs_.store(bound->records_graphs && pool_->place_of(ordinal_).host.empty());
   slabs_->set_device_bytes(properties_.total_bytes);
   for (auto* name : {&properties_.name, &properties_.pci_id})
@@ -324,7 +324,7 @@ caf::error remote_device::launch_graph(graph_view graph, stream_view stream) noe
   return link_->run(command::launch_graph, graph_args{id_of(graph), id_of(stream)});
 }
 
-/// Does not wait for the worker. If another worker has the device by now, it has no such graph.
+/// Does not wait for the worker. If another worker has the device by now, it ignores the number.
 caf::error remote_device::drop_graph(graph_view graph) noexcept {
   const auto id = id_of(graph);
   link_->request(control::drop_graph, bytes_of(id), std::nullopt, [](const worker_reply&) {});
@@ -482,8 +482,8 @@ caf::error remote_direct_rank::enqueue(std::span<const collective_call> calls,
   if (place == 0)
     return remote_communicator::enqueue(calls, stream);
   const auto reached = segments_->place_of(reached_, sizeof *reached_, link());
-  if (!reached)
-    return reached.error();
+  if (!reached) // how far the step comes will not be known
+    return remote_communicator::enqueue(calls, stream);
   return link().run(command::enqueue_in_step,
                     enqueue_in_step_args{arguments_of(calls, stream), place, *reached},
                     bytes_of_calls(calls));
@@ -492,12 +492,9 @@ caf::error remote_direct_rank::enqueue(std::span<const collective_call> calls,
 caf::error remote_direct_rank::replay(graph_view graph, stream_view stream, backend_device&,
                                       std::uint32_t* reached) noexcept {
   replay_args what{key(), {id_of(graph), id_of(stream)}, {}};
-  if (reached != nullptr) {
-    const auto place = segments_->place_of(reached, sizeof *reached, link());
-    if (!place)
-      return place.error();
-    what.reached = *place;
-  }
+  if (reached != nullptr)
+    if (const auto place = segments_->place_of(reached, sizeof *reached, link()))
+      what.reached = *place;
   return link().run(command::replay, what);
 }
 

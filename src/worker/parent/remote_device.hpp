@@ -123,7 +123,7 @@ private:
   std::shared_ptr<worker_link> link_; ///< set by the first `bind`; may be lost
   device_properties properties_;
   std::atomic<bool> records_graphs_{false};
-  graph_id last_graph_ = 0; ///< of all workers of the device: none has the graph of another one
+  graph_id last_graph_ = 0; ///< counts on over all workers of the device
   const std::shared_ptr<device_slabs> slabs_;
   bool is_trusted_ = true; ///< the memory in `slabs_`, after the losses since `open_memory`
   std::set<std::vector<std::byte>> prepared_; ///< what the worker has prepared for launches
@@ -170,7 +170,7 @@ public:
 protected:
   enqueue_args arguments_of(std::span<const collective_call> calls,
                             stream_view stream) const noexcept;
-  /// Returns the calls as they are sent, until the next ones.
+  /// Returns the calls as they are sent; valid until the next call of this function.
   std::span<const std::byte> bytes_of_calls(std::span<const collective_call> calls);
 
 private:

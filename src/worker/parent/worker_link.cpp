@@ -65,7 +65,7 @@ caf::error worker_link::write(command what, bool wants_reply, std::span<const st
   if (size > ring_.limit())
     return too_large(size);
   if (is_collected(what))
-    return collect(what, first, more);
+    return add_collected(what, first, more);
   const command_head head{static_cast<std::uint32_t>(size), static_cast<std::uint16_t>(what),
                           static_cast<std::uint16_t>(wants_reply), ++last_command_};
   if (!lost() && ring_.try_write(head, first, more)) {
@@ -86,8 +86,8 @@ caf::error worker_link::write(command what, bool wants_reply, std::span<const st
   return loss();
 }
 
-caf::error worker_link::collect(command what, std::span<const std::byte> first,
-                                std::span<const std::byte> more) {
+caf::error worker_link::add_collected(command what, std::span<const std::byte> first,
+                                      std::span<const std::byte> more) {
   if (!is_recordable(what))
     return make_error(
         {.code = errc::not_supported,

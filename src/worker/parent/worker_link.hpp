@@ -137,8 +137,8 @@ public:
     return reply ? caf::error{} : reply.error();
   }
 
-  /// Calls `f`, and returns the commands that it would have sent, for `command::record_graph`. Each
-  /// of them gets an empty reply at once.
+  /// Calls `f`, and returns the commands that it would have sent, as `command::record_graph` has
+  /// them. Each gets an empty reply at once. Launches are prepared as usual: that enqueues nothing.
   /// @errors those of `f`. A command that cannot be part of a graph gets errc::not_supported
   caf::expected<wire_writer> collect(const std::function<caf::error()>& f) noexcept;
 
@@ -246,12 +246,11 @@ public:
 private:
   caf::error write(command what, bool wants_reply, std::span<const std::byte> first,
                    std::span<const std::byte> more, std::chrono::nanoseconds limit) noexcept;
-  /// A launch is prepared at once: that cannot be recorded.
   bool is_collected(command x) const noexcept {
     return collected_ != nullptr && x != command::prepare_launch;
   }
-  caf::error collect(command what, std::span<const std::byte> first,
-                     std::span<const std::byte> more);
+  caf::error add_collected(command what, std::span<const std::byte> first,
+                           std::span<const std::byte> more);
   bool wait_for_reply(command what, std::chrono::nanoseconds limit) noexcept;
   std::chrono::nanoseconds command_limit() const noexcept {
     constexpr auto most = std::chrono::nanoseconds::max();

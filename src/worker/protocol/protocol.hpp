@@ -40,7 +40,7 @@ enum class command : std::uint16_t {
   prepare_launch,     ///< launch_request; its stream may be 0
   enqueue,            ///< enqueue_args, then the calls
   enqueue_in_step,    ///< enqueue_in_step_args, then the calls
-  record_graph,       ///< graph_args, then its commands: of each its name and its body
+  record_graph,       ///< graph_args, then each command: its `command` and its body
   launch_graph,       ///< graph_args
   replay,             ///< replay_args
   asynchronous_error, ///< communicator_key
@@ -117,7 +117,7 @@ struct enqueue_args {
   std::uint32_t calls = 0;
 };
 
-/// Also the arguments of `backend_communicator::begin_in_step`.
+/// With the arguments of `backend_communicator::begin_in_step`.
 struct enqueue_in_step_args {
   enqueue_args what;
   std::uint32_t place = 0;
@@ -151,6 +151,7 @@ void wire_fields(auto& wire, message_of<device_properties> auto& x) {
   wire(x.name, x.pci_id, x.capability_major, x.capability_minor, x.total_bytes);
 }
 
+/// Reply of `command::bind`.
 struct bound_device {
   device_properties properties;
   bool records_graphs = false; ///< as `backend_device::records_graphs`
