@@ -238,7 +238,7 @@ TEST(GuestMemory, KeepsEmptyRangesForTheParentWhileARequestWaits) {
   for (auto& x : trimmed)
     must(parent.take_back(x));
   parent.answer();
-  EXPECT_TRUE(waits.get().engaged());
+  EXPECT_TRUE(waits.get());
 }
 
 /// The parent ends a worker that does not wait for its replies.

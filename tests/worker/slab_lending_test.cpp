@@ -79,7 +79,7 @@ public:
     return result;
   }
   reply borrow(std::size_t size_bytes) { return ask(control::lend, {0, size_bytes}); }
-  bool give_back(const lent_range& x) { return ask(control::take_back, x).engaged(); }
+  bool give_back(const lent_range& x) { return static_cast<bool>(ask(control::take_back, x)); }
   bool has_reply() {
     const std::lock_guard lock{mutex_};
     return !replies_.empty();
@@ -217,7 +217,7 @@ TEST_F(SlabLending, GivesWhatIsLeftWhereALargeRangeDoesNotFit) {
   EXPECT_EQ(must(worker_->borrow(4 * mib)).size_bytes, 4 * mib);
   EXPECT_TRUE(has_code(worker_->borrow(1), errc::out_of_memory));
   EXPECT_TRUE(slabs_->deallocate(most));
-  EXPECT_TRUE(worker_->borrow(12 * mib).engaged());
+  EXPECT_TRUE(worker_->borrow(12 * mib));
 }
 
 /// Else each small allocation of the programs would need a request.
@@ -248,14 +248,14 @@ TEST_F(SlabLending, AsksForUnusedRangesWhenTheParentHasNoMemory) {
   EXPECT_TRUE(has_code(slabs_->allocate(1), errc::out_of_memory));
   EXPECT_GE(worker_->trims, 1);
   worker_->unused = {range};
-  EXPECT_TRUE(slabs_->allocate(16 * mib).engaged());
+  EXPECT_TRUE(slabs_->allocate(16 * mib));
 }
 
 TEST_F(SlabLending, GivesReturnedMemoryBackToTheDevice) {
   begin(16 * mib, 1ms);
   EXPECT_TRUE(worker_->give_back(must(worker_->borrow(16 * mib))));
   EXPECT_TRUE(eventually([&] { return slabs_->free_bytes() == 0; })); // no slab is left
-  EXPECT_TRUE(slabs_->allocate(16 * mib).engaged());
+  EXPECT_TRUE(slabs_->allocate(16 * mib));
 }
 
 TEST_F(SlabLending, KeepsWhatIsLentWhenTheParentFreesAll) {
@@ -282,7 +282,7 @@ TEST_F(SlabLending, TakesMemoryBackWhenTheLostWorkersWorkIsOver) {
   worker_->link->reaped();
   EXPECT_TRUE(has_code(slabs_->allocate(1), errc::out_of_memory)); // its peers may
   worker_->link->program_ranks().end();
-  EXPECT_TRUE(slabs_->allocate(16 * mib).engaged());
+  EXPECT_TRUE(slabs_->allocate(16 * mib));
 }
 
 TEST_F(SlabLending, LetsTheNextProgramWaitForTheMemoryOfTheLostOne) {
@@ -326,11 +326,11 @@ TEST_F(SlabLending, GivesWhatComesBackDuringTheSearchForRoom) {
     };
     next.send(control::lend, 0, {0, 8 * mib});
     if (eventually([&] { return next.has_reply(); }, 100ms)) {
-      EXPECT_TRUE(next.wait().engaged()) << at;
+      EXPECT_TRUE(next.wait()) << at;
       continue;
     }
     worker_->link->reaped(); // the search was over earlier
-    EXPECT_TRUE(next.wait().engaged()) << at;
+    EXPECT_TRUE(next.wait()) << at;
   }
 }
 
@@ -358,7 +358,7 @@ TEST_F(SlabLending, KeepsALostWorkerUntilItsProcessIsGone) {
   worker_.reset();
   if (const auto link = lost.lock())
     link->reaped();
-  EXPECT_TRUE(slabs_->allocate(16 * mib).engaged());
+  EXPECT_TRUE(slabs_->allocate(16 * mib));
   EXPECT_TRUE(eventually([&] { return lost.expired(); })); // also the thread that lent has ended
 }
 
@@ -369,7 +369,7 @@ TEST_F(SlabLending, ServesASpareWhenItHasTheDevice) {
   EXPECT_FALSE(spare.has_reply());
   worker_->link->lose(make_error(errc::worker_lost, "the test wants it"));
   must(slabs_->move_to(spare.link));
-  EXPECT_TRUE(spare.wait().engaged());
+  EXPECT_TRUE(spare.wait());
 }
 
 TEST_F(SlabLending, LendsNothingToAFormerWorker) {
@@ -422,7 +422,7 @@ TEST_F(SlabLending, KeepsClaimedMemoryUntilTheClaimEnds) {
   other.reset();
   EXPECT_TRUE(has_code(slabs_->allocate(1), errc::out_of_memory));
   claim.reset();
-  EXPECT_TRUE(slabs_->allocate(16 * mib).engaged());
+  EXPECT_TRUE(slabs_->allocate(16 * mib));
 }
 
 TEST_F(SlabLending, OthersReachOnlyWhatIsLent) {
@@ -511,7 +511,7 @@ TEST_F(SlabLending, NeedsNoThreadToTakeMemoryBack) {
     const no_threads lack;
     EXPECT_TRUE(worker_->give_back(range));
   }
-  EXPECT_TRUE(slabs_->allocate(16 * mib).engaged());
+  EXPECT_TRUE(slabs_->allocate(16 * mib));
 }
 
 TEST_F(SlabLending, SaysThatThereIsNoThread) {
@@ -522,7 +522,7 @@ TEST_F(SlabLending, SaysThatThereIsNoThread) {
     ASSERT_TRUE(worker_->has_reply());
   }
   EXPECT_TRUE(has_code(worker_->wait(), errc::unavailable));
-  EXPECT_TRUE(worker_->borrow(mib).engaged());
+  EXPECT_TRUE(worker_->borrow(mib));
 }
 
 } // namespace
