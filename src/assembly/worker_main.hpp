@@ -1,4 +1,4 @@
-/// The start of a worker process.
+/// A hook of `worker_main` for tests.
 #pragma once
 
 #include <troupe/backend.hpp>
@@ -8,7 +8,7 @@
 
 namespace troupe::detail {
 
-/// Lets `worker_main` use `f(backend)` in place of its backend. For tests.
+/// Lets `worker_main` use `f(backend)` in place of its backend.
 void wrap_backend_of_worker(std::function<std::shared_ptr<backend>(std::shared_ptr<backend>)> f);
 
 } // namespace troupe::detail

@@ -143,11 +143,6 @@ caf::expected<void*> host_device::allocate_pinned(std::size_t size_bytes) noexce
   return fail(errc::out_of_memory, std::to_string(size_bytes) + " bytes of host memory asked for");
 }
 
-caf::error host_device::deallocate_pinned(void* memory) noexcept {
-  std::free(memory);
-  return {};
-}
-
 std::function<caf::error(void*)> host_device::pinned_deleter() noexcept {
   return [](void* memory) {
     std::free(memory);

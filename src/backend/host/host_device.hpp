@@ -59,7 +59,7 @@ public:
   caf::expected<void*> allocate(std::size_t size_bytes, stream_view stream) noexcept override;
   caf::error deallocate(void* memory, stream_view stream) noexcept override;
   caf::expected<void*> allocate_pinned(std::size_t size_bytes) noexcept override;
-  caf::error deallocate_pinned(void* memory) noexcept override;
+  caf::error deallocate_pinned(void* memory) noexcept override { return pinned_deleter()(memory); }
   std::function<caf::error(void*)> pinned_deleter() noexcept override;
 
   caf::expected<stream_view> create_stream() noexcept override;
