@@ -321,10 +321,7 @@ TEST_F(Tasks, AreStoppedInTheMiddleOfWhatTheyJoin) {
 
 TEST_F(Tasks, EndWithAnErrorEvenIfItIsNone) {
   auto value = []() -> task<std::string> { co_return caf::error{}; };
-  auto none = []() -> task<> {
-    const caf::error nothing;
-    co_await end_with(nothing);
-  };
+  auto none = []() -> task<> { co_await end_with({}); };
   auto outer = [&]() -> task<std::string> { co_return co_await value_of(value()); };
   EXPECT_TRUE(has_code(start(outer()).wait(), errc::invalid_argument));
   EXPECT_TRUE(has_code(start(none()).wait(), errc::invalid_argument));
