@@ -82,7 +82,7 @@ using registered_launch = std::function<caf::error(
 enum class repetition : std::uint8_t {
   calls, ///< the function is called each time. Steps with such a launch run as their requests
   /// The function depends on nothing but its parameters, and enqueues work on the device alone. So
-  /// what it enqueues may be recorded once, in a graph, and launched again without another call. It
+  /// that work may be recorded once, in a graph, and launched again without another call. It
   /// does not access memory itself. After `prepare`, a spare also records a library's `enqueue`, to
   /// load its kernels: with addresses of the same alignment, arguments after `clear_ignored`, and a
   /// workspace without memory. That graph is never launched.

@@ -33,7 +33,7 @@ protected:
   void describe_to(flight_entry& x, const part& p) const noexcept override;
 
 private:
-  /// What a rank has enqueued one by one.
+  /// The work that a rank has enqueued one by one.
   struct enqueued {
     operation_batch made;
     bool has_collectives = false; ///< other ranks may be in them
