@@ -29,17 +29,12 @@ caf::error await(backend_device& on, stream_view stream) {
 } // namespace
 
 caf::error making_context::run_on_host(std::function<void()>) {
-  return make_error(errc::not_supported, "a library runs nothing on the host before a launch");
+  return make_error(errc::not_supported, "a launch that is prepared runs nothing on the host");
 }
 
 caf::expected<void*> loading_context::workspace(std::size_t) {
   constexpr std::uintptr_t aligned = std::uintptr_t{1} << 20; // as for any workspace
   return reinterpret_cast<void*>(aligned);
-}
-
-caf::error loading_context::run_on_host(std::function<void()>) {
-  return make_error(errc::not_supported,
-                    "a launch that is recorded to load its code runs no function on the host");
 }
 
 caf::error library_states::open_memory(backend_device& on, int ordinal, stream_view stream) {

@@ -82,7 +82,7 @@ private:
 };
 
 /// The context in which a library makes what it keeps or prepares a launch.
-class making_context final : public device_context {
+class making_context : public device_context {
 public:
   making_context(backend_device& on, int ordinal, stream_view stream, library_states& libraries)
       : device_context(on, ordinal, stream, libraries, nullptr) {}
@@ -92,15 +92,12 @@ public:
 };
 
 /// The context of a launch that is recorded for its code to be loaded, and never runs.
-class loading_context final : public device_context {
+class loading_context final : public making_context {
 public:
-  loading_context(backend_device& on, int ordinal, stream_view stream, library_states& libraries)
-      : device_context(on, ordinal, stream, libraries, nullptr) {}
+  using making_context::making_context;
 
   /// Returns an address that is not used.
   caf::expected<void*> workspace(std::size_t) override;
-  /// @errors errc::not_supported
-  caf::error run_on_host(std::function<void()>) override;
 };
 
 } // namespace troupe::detail

@@ -94,10 +94,7 @@ template <class F> caf::error cuda_device::call(const char* api, F f) const noex
 template <class F> caf::error cuda_device::call_aside(const char* api, F f) const noexcept {
   if (auto err = driver_->check(ordinal_))
     return err;
-  const device_guard guard{ordinal_};
-  if (auto err = check(guard.error(), "cuCtxPushCurrent", ordinal_))
-    return err;
-  return check(f(), api, ordinal_);
+  return call_with(ordinal_, api, f);
 }
 
 caf::error cuda_device::bind() noexcept {
@@ -258,10 +255,7 @@ std::function<caf::error(void*)> cuda_device::pinned_deleter() noexcept {
   return [driver = driver_, device = ordinal_](void* memory) -> caf::error {
     if (driver->ended())
       return {}; // freed when the process ends
-    const device_guard guard{device};
-    if (auto err = check(guard.error(), "cuCtxPushCurrent", device))
-      return err;
-    return check(cudaFreeHost(memory), "cudaFreeHost", device);
+    return call_with(device, "cudaFreeHost", [=] { return cudaFreeHost(memory); });
   };
 }
 

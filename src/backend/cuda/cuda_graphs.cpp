@@ -85,10 +85,8 @@ caf::error cuda_device::launch_graph(graph_view graph, stream_view stream) noexc
 caf::error cuda_device::drop_graph(graph_view graph) noexcept {
   if (driver_->ended())
     return {}; // it goes when the process ends
-  const device_guard guard{ordinal_};
-  if (auto err = check(guard.error(), "cuCtxPushCurrent", ordinal_))
-    return err;
-  return check(cudaGraphExecDestroy(native(graph)), "cudaGraphExecDestroy", ordinal_);
+  return call_with(ordinal_, "cudaGraphExecDestroy",
+                   [&] { return cudaGraphExecDestroy(native(graph)); });
 }
 
 } // namespace troupe::detail

@@ -1,6 +1,7 @@
 /// The calling thread's current device.
 #pragma once
 
+#include "backend/cuda/cuda_error.hpp"
 #include "backend/cuda/cuda_functions.hpp"
 #include "backend/cuda/driver_functions.hpp"
 
@@ -67,5 +68,13 @@ private:
   cudaError_t error_ = cudaSuccess;
   bool pushed_ = false;
 };
+
+/// Calls `f`, which makes the CUDA call `api`, with `device` as the current one of any thread.
+template <class F> caf::error call_with(int device, const char* api, F f) noexcept {
+  const device_guard guard{device};
+  if (auto err = check(guard.error(), "cuCtxPushCurrent", device))
+    return err;
+  return check(f(), api, device);
+}
 
 } // namespace troupe::detail
