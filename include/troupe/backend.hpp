@@ -389,6 +389,12 @@ struct collective_call {
   const exchange_plan* plan = nullptr; ///< for all_to_all_v
 };
 
+/// Where the calls of a rank stand in a recorded step.
+struct step_position {
+  std::uint32_t place = 0;          ///< ascending within the step, from 1; 0: they are in no step
+  std::uint32_t* reached = nullptr; ///< in memory of `allocate_pinned`; null if `place` is 0
+};
+
 /// The operations for which a communicator's ranks are connected.
 enum class connect_scope : std::uint8_t {
   collectives, ///< collectives alone in their call; no gather, scatter or all-to-all
@@ -418,21 +424,16 @@ public:
 
   /// Enqueues `calls` as one group: they progress together, so sends and recvs of any pattern among
   /// the ranks cannot deadlock. After the call, only device memory that the calls point to is still
-  /// used. Collectives have the same order in the groups of all their ranks.
+  /// used. Collectives have the same order in the groups of all their ranks. A backend may write
+  /// the place in a step to `*where.reached` when the work has ended, also in launches of a graph
+  /// that has recorded it.
   /// @errors  errc::invalid_argument, not_supported (nothing enqueued); errc::nccl_error (the
   ///          communicator must be aborted)
   /// @source  NCCL user guide, "Collective Communication Functions", "Group Calls"
   [[nodiscard]] virtual caf::error enqueue(std::span<const collective_call> calls,
-                                           stream_view stream) noexcept = 0;
+                                           stream_view stream,
+                                           step_position where = {}) noexcept = 0;
 
-  /// Tells the place of the next `enqueue` in its step, also if that is recorded in a graph. A
-  /// backend may write the place to `*reached` when the work of that `enqueue` has ended.
-  /// @shape place: ascending within the step, from 1; 0: the next one is in no step. reached: in
-  ///        memory of `allocate_pinned`
-  virtual void begin_in_step(std::uint32_t place, std::uint32_t* reached) noexcept {
-    static_cast<void>(place);
-    static_cast<void>(reached);
-  }
   /// Launches a graph of `device`, that of the rank, which has calls of this rank.
   /// @param reached that of the calls, to be set to 0 in stream order before they run; may be null
   [[nodiscard]] virtual caf::error replay(graph_view graph, stream_view stream,

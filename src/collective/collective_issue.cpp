@@ -32,14 +32,14 @@ caf::expected<issue_outcome> collective_operation::issue(part& p, lane& on) {
   auto error = communicator_->call(index, on, [&](backend_communicator& rank) {
     if (one_each_) {
       auto call = first_call_of(p).complete();
-      return rank.enqueue({&call, 1}, stream);
+      return rank.enqueue({&call, 1}, stream, in_step_);
     }
     std::vector<collective_call> calls;
     calls.reserve(calls_of(p).size());
     for (auto* x : calls_of(p))
       if (!x->empty())
         calls.push_back(x->complete());
-    return rank.enqueue(calls, stream);
+    return rank.enqueue(calls, stream, in_step_);
   });
   return issued(*this, p, *communicator_, std::move(error));
 }

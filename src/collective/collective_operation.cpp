@@ -331,8 +331,9 @@ bool collective_operation::waits_for_world(locked lock) const {
                                        world_->waits_for_connections(lock, way_));
 }
 
-void collective_operation::run_on(std::shared_ptr<communicator> target) {
+void collective_operation::run_on(std::shared_ptr<communicator> target, step_position where) {
   communicator_ = std::move(target);
+  in_step_ = where;
   for (auto& p : parts())
     p.tenant = &communicator_->tenant(static_cast<std::size_t>(p.rank));
 }

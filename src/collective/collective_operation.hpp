@@ -85,7 +85,7 @@ public:
   void on_part_done(part& p) noexcept override;
   bool on_stall() noexcept override;
   /// Lets it run on `target`, in the streams of its ranks.
-  void run_on(std::shared_ptr<communicator> target);
+  void run_on(std::shared_ptr<communicator> target, step_position where = {});
   const void* communicator_key() const noexcept override { return communicator_key_.load(); }
 
 protected:
@@ -125,6 +125,7 @@ private:
   connect_scope needed_connections_ = connect_scope::collectives;
   collective_way way_ = collective_way::nccl;
   std::shared_ptr<communicator> communicator_;
+  step_position in_step_;
   std::vector<const rank_call*> calls_; // sorted by rank; null: its rank has not called yet
   std::vector<std::size_t> ends_;       // of each part's calls in `calls_`
   /// The request that made each call, if ranks made them. The entries that a lane needs are set

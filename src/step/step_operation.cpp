@@ -2,7 +2,6 @@
 
 #include "collective/communicator.hpp"
 #include "collective/rank_call.hpp"
-#include "foundation/error_text.hpp"
 #include "foundation/log.hpp"
 #include "lane/lane.hpp"
 
@@ -19,10 +18,6 @@ namespace {
 constexpr collective_kind stand_in = collective_kind::barrier;
 /// A step runs as its requests once a rank has failed so often to record it.
 constexpr int most_failures = 2;
-
-bool is_collective(const step_request& x) noexcept {
-  return std::holds_alternative<collective>(x.what) || std::holds_alternative<group>(x.what);
-}
 
 } // namespace
 
@@ -147,34 +142,21 @@ caf::error step_operation::enqueue(part& p, lane& on, enqueued& to) {
   auto made = what_->requests.make(where_, {}, {});
   if (!made)
     return std::move(made.error());
+  auto* const word = (*progress_)[p.index].word.load();
   for (std::size_t i = 0; i < made->all.size(); ++i) {
     const auto index = made->request_of[i];
     const auto& request = what_->requests[index];
-    caf::error why;
-    if (is_collective(request)) {
-      static_cast<collective_operation&>(*made->all[i]).run_on(target());
-      why = set_place(p, on, static_cast<std::uint32_t>(index + 1));
+    if (request.is_collective()) {
+      const step_position here{static_cast<std::uint32_t>(index + 1), word};
+      static_cast<collective_operation&>(*made->all[i])
+          .run_on(target(), word != nullptr ? here : step_position{});
     }
-    if (!why)
-      why = enqueue_request(p, on, *made->all[i]);
-    if (is_collective(request)) // the rank may have had nothing to enqueue
-      keep_first(why, set_place(p, on, 0));
-    if (why)
+    if (auto why = enqueue_request(p, on, *made->all[i]))
       return in_step(index, request.verb, why);
-    to.has_collectives |= is_collective(request);
+    to.has_collectives |= request.is_collective();
   }
   to.made = std::move(made->all);
   return {};
-}
-
-caf::error step_operation::set_place(part& p, lane& on, std::uint32_t place) {
-  auto* const word = (*progress_)[p.index].word.load();
-  if (word == nullptr)
-    return {};
-  return target()->call(static_cast<std::size_t>(p.rank), on, [&](backend_communicator& rank) {
-    rank.begin_in_step(place, word);
-    return caf::error{};
-  });
 }
 
 caf::error step_operation::enqueue_request(part& p, lane& on, operation& op) {

@@ -44,7 +44,6 @@ private:
   static caf::error enqueue_request(part& p, lane& on, operation& op);
   caf::error record(part& p, lane& on, rank_graph& to);
   caf::error replay(part& p, lane& on, rank_graph& what);
-  caf::error set_place(part& p, lane& on, std::uint32_t place);
   static void take_word(lane& on, rank_graph& to);
   std::uint32_t reached(const part& p) const noexcept;
 

@@ -51,6 +51,10 @@ struct step_request {
   const char* verb = "";
   std::vector<std::size_t> ranks = {}; ///< of a request to devices
   std::variant<step_fill, step_copy, step_launch, collective, group> what = {};
+
+  bool is_collective() const noexcept {
+    return std::holds_alternative<collective>(what) || std::holds_alternative<group>(what);
+  }
 };
 
 /// Where a step runs.

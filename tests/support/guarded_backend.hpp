@@ -206,20 +206,18 @@ public:
   caf::error connect(stream_view stream, connect_scope what) noexcept override {
     return inner_->connect(stream, what);
   }
-  caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override {
+  caf::error enqueue(std::span<const collective_call> calls, stream_view stream,
+                     step_position where) noexcept override {
     for (auto& x : calls) {
       auto element = size_of(x.type);
       books_.touched(place_.device, x.send, element * send_count(x), "a collective");
       books_.touched(place_.device, x.recv, element * recv_count(x), "a collective");
     }
-    return inner_->enqueue(calls, stream);
+    return inner_->enqueue(calls, stream, where);
   }
   void on_loss(std::function<void()> f) noexcept override { inner_->on_loss(std::move(f)); }
   std::shared_ptr<const device_life> life() const noexcept override { return inner_->life(); }
   void compare_calls() noexcept override { inner_->compare_calls(); }
-  void begin_in_step(std::uint32_t place, std::uint32_t* reached) noexcept override {
-    inner_->begin_in_step(place, reached);
-  }
   caf::error replay(graph_view graph, stream_view stream, backend_device& on,
                     std::uint32_t* reached) noexcept override {
     return inner_->replay(graph, stream, on, reached);

@@ -27,8 +27,8 @@ struct recorder {
   std::atomic<int> recorded{0};
   std::atomic<int> launched{0};
   std::atomic<int> dropped{0};
-  std::atomic<int> place{0};  ///< the last one of `begin_in_step`
-  std::atomic<int> places{0}; ///< how many there were, without 0
+  std::atomic<int> place{0};  ///< the last one
+  std::atomic<int> places{0}; ///< calls of `enqueue` with a place in a step
   std::atomic<bool> refuses_copies{false};
   std::atomic<bool> fails_once{false};
 
@@ -105,15 +105,16 @@ public:
   caf::error connect(stream_view stream, connect_scope what) noexcept override {
     return inner_->connect(stream, what);
   }
-  caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override {
+  caf::error enqueue(std::span<const collective_call> calls, stream_view stream,
+                     step_position where) noexcept override {
+    if (where.place != 0) {
+      recorder_->place = static_cast<int>(where.place);
+      ++recorder_->places;
+    }
     return recorder_->take(
         [=, this, all = std::vector<collective_call>(calls.begin(), calls.end())] {
           return inner_->enqueue(all, stream);
         });
-  }
-  void begin_in_step(std::uint32_t place, std::uint32_t*) noexcept override {
-    recorder_->place = static_cast<int>(place);
-    recorder_->places += place != 0 ? 1 : 0;
   }
   void compare_calls() noexcept override { inner_->compare_calls(); }
   caf::error asynchronous_error() noexcept override { return inner_->asynchronous_error(); }

@@ -170,9 +170,9 @@ bool can_be_direct(std::span<const int> ordinals) noexcept {
 /// Launches kernels on the current device, in one stream.
 class direct_communicator::launcher final : public direct_launcher {
 public:
-  launcher(direct_communicator& of, cudaStream_t stream, std::uint32_t place,
+  launcher(direct_communicator& of, cudaStream_t stream, step_position where,
            bool captures) noexcept
-      : of_(of), stream_(stream), place_(place), captures_(captures) {}
+      : of_(of), stream_(stream), where_(where), captures_(captures) {}
 
   caf::error push(dtype type, unsigned channels, unsigned threads,
                   const direct::reduce_arguments& arguments) override {
@@ -222,10 +222,8 @@ private:
     if (captures_)
       view.ended = nullptr;
     view.number = of_.launched_.load() + 1;
-    if (place_ != 0) {
-      view.place = place_;
-      view.reached = of_.reached_;
-    }
+    view.place = where_.place;
+    view.reached = where_.reached;
     if (of_.compares_.load())
       view.found = &of_.own_.words->found;
     void* all[] = {&view, const_cast<void*>(arguments)};
@@ -238,18 +236,16 @@ private:
 
   direct_communicator& of_;
   const cudaStream_t stream_;
-  const std::uint32_t place_; // in a step
+  const step_position where_;
   const bool captures_;
 };
 
-caf::error direct_communicator::enqueue(std::span<const collective_call> calls,
-                                        stream_view stream) noexcept {
+caf::error direct_communicator::enqueue(std::span<const collective_call> calls, stream_view stream,
+                                        step_position where) noexcept {
   last_ = {};
-  const auto place = std::exchange(place_, 0);
   return no_throw([&]() -> caf::error {
-    const local_rank where{static_cast<int>(view_.rank), own_.device};
-    if (auto err =
-            call_validator{where, static_cast<int>(view_.size), true}.validate(calls, stream))
+    const local_rank self{static_cast<int>(view_.rank), own_.device};
+    if (auto err = call_validator{self, static_cast<int>(view_.size), true}.validate(calls, stream))
       return err;
     if (std::ranges::all_of(calls, is_empty))
       return {};
@@ -261,7 +257,7 @@ caf::error direct_communicator::enqueue(std::span<const collective_call> calls,
     auto captures = CU_STREAM_CAPTURE_STATUS_NONE;
     if (auto err = check(driver::is_capturing(on, &captures), "cuStreamIsCapturing", own_.device))
       return err;
-    launcher to{*this, on, place, captures != CU_STREAM_CAPTURE_STATUS_NONE};
+    launcher to{*this, on, where, captures != CU_STREAM_CAPTURE_STATUS_NONE};
     const auto before = launched_.load();
     auto err = launch_direct(calls, view_.rank, view_.size, limits_, messages_, to);
     if (!err && launched_.load() != before)

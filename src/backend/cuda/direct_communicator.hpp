@@ -28,11 +28,8 @@ public:
 
   /// Nothing has to be connected.
   caf::error connect(stream_view, connect_scope) noexcept override { return {}; }
-  caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
-  void begin_in_step(std::uint32_t place, std::uint32_t* reached) noexcept override {
-    place_ = place;
-    reached_ = reached;
-  }
+  caf::error enqueue(std::span<const collective_call> calls, stream_view stream,
+                     step_position where) noexcept override;
   /// The graph counts as one kernel.
   caf::error replay(graph_view graph, stream_view stream, backend_device& device,
                     std::uint32_t* reached) noexcept override;
@@ -65,8 +62,6 @@ private:
   const shared_driver_access driver_;
   std::atomic<bool> compares_{false};
   std::atomic<std::uint32_t> launched_; ///< kernels, as `direct_words::ended` counts them
-  std::uint32_t place_ = 0;             ///< of the next `enqueue` in a step; 0: it is in none
-  std::uint32_t* reached_ = nullptr;    ///< to which that place is written
   kernel_end last_;                     ///< of the last `enqueue` or `replay`
   direct_messages messages_;            ///< of the last one, as room for the next
 };

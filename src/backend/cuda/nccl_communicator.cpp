@@ -58,8 +58,8 @@ caf::error nccl_communicator::asynchronous_error() noexcept {
                                  : check(state, "ncclCommGetAsyncError", device(), rank_);
 }
 
-caf::error nccl_communicator::enqueue(std::span<const collective_call> calls,
-                                      stream_view stream) noexcept {
+caf::error nccl_communicator::enqueue(std::span<const collective_call> calls, stream_view stream,
+                                      step_position) noexcept {
   if (auto err = no_throw([&] {
         return call_validator{{rank_, device()}, size_, float8_}.validate(calls, stream);
       }))

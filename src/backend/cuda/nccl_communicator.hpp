@@ -49,7 +49,8 @@ public:
   /// Sends and recvs match in their order, independent of other calls in the group. A send to the
   /// own rank needs its recv in the same group.
   /// @errors errc::not_supported: a float8 reduction on a device before Hopper
-  caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
+  caf::error enqueue(std::span<const collective_call> calls, stream_view stream,
+                     step_position) noexcept override;
   caf::error asynchronous_error() noexcept override;
 
   int device() const noexcept { return handle_.device(); }

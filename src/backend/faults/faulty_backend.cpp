@@ -53,8 +53,9 @@ public:
     return call(verb::connect, stream, [&] { return inner_->connect(stream, what); });
   }
 
-  caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override {
-    return call(verb::collective, stream, [&] { return inner_->enqueue(calls, stream); });
+  caf::error enqueue(std::span<const collective_call> calls, stream_view stream,
+                     step_position where) noexcept override {
+    return call(verb::collective, stream, [&] { return inner_->enqueue(calls, stream, where); });
   }
 
   caf::error asynchronous_error() noexcept override {

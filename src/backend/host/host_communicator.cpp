@@ -18,8 +18,8 @@ caf::error host_communicator::connect(stream_view, connect_scope) noexcept {
   return transport_->error();
 }
 
-caf::error host_communicator::enqueue(std::span<const collective_call> calls,
-                                      stream_view stream) noexcept {
+caf::error host_communicator::enqueue(std::span<const collective_call> calls, stream_view stream,
+                                      step_position) noexcept {
   const auto invalid = [this](const char* why, collective_kind what) {
     return make_error({.code = errc::invalid_argument,
                        .detail = why,

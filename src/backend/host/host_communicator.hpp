@@ -17,7 +17,8 @@ public:
   ~host_communicator() override;
 
   caf::error connect(stream_view stream, connect_scope what) noexcept override;
-  caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
+  caf::error enqueue(std::span<const collective_call> calls, stream_view stream,
+                     step_position) noexcept override;
   caf::error asynchronous_error() noexcept override;
 
   int rank() const noexcept { return rank_; }

@@ -77,13 +77,10 @@ public:
     std::lock_guard lock{with_->driving};
     return inner_->connect(stream, what);
   }
-  caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override {
+  caf::error enqueue(std::span<const collective_call> calls, stream_view stream,
+                     step_position where) noexcept override {
     std::lock_guard lock{with_->driving};
-    return inner_->enqueue(calls, stream);
-  }
-  void begin_in_step(std::uint32_t place, std::uint32_t* reached) noexcept override {
-    std::lock_guard lock{with_->driving};
-    inner_->begin_in_step(place, reached);
+    return inner_->enqueue(calls, stream, where);
   }
   caf::error replay(graph_view graph, stream_view stream, backend_device& device,
                     std::uint32_t* reached) noexcept override {

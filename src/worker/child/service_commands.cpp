@@ -166,7 +166,7 @@ caf::error worker_service::serve(command what, wire_reader& body, wire_writer& r
     return on(x.stream, [&](stream_view s) { return device_->deallocate(at(x.address), s); });
   }
   case command::enqueue:
-    return enqueue(body.get<enqueue_args>(), body, 0, nullptr);
+    return enqueue(body.get<enqueue_args>(), body, {});
   case command::enqueue_in_step:
     return enqueue_in_step(body);
   case command::record_graph:
@@ -463,8 +463,7 @@ template <class F> caf::error worker_service::with(communicator_key key, F f) {
   return error;
 }
 
-caf::error worker_service::enqueue(const enqueue_args& x, wire_reader& calls, std::uint32_t place,
-                                   std::uint32_t* reached) {
+caf::error worker_service::enqueue(const enqueue_args& x, wire_reader& calls, step_position where) {
   return with(x.communicator, [&](auto& rank) {
     auto* stream = find_stream(x.stream);
     if (stream == nullptr || x.calls == 0)
@@ -478,11 +477,8 @@ caf::error worker_service::enqueue(const enqueue_args& x, wire_reader& calls, st
         return malformed();
       all.push_back(received.back().call);
     }
-    return on_rank(x.communicator, *stream, [&] {
-      if (place != 0)
-        rank.begin_in_step(place, reached);
-      return rank.enqueue(all, stream->native);
-    });
+    return on_rank(x.communicator, *stream,
+                   [&] { return rank.enqueue(all, stream->native, where); });
   });
 }
 
@@ -493,7 +489,7 @@ caf::error worker_service::enqueue_in_step(wire_reader& body) {
     return malformed();
   if (reached == nullptr)
     return no_such("host memory");
-  return enqueue(x.what, body, x.place, reached);
+  return enqueue(x.what, body, {x.place, reached});
 }
 
 /// Calls `f`, which enqueues work of that communicator at the end of `stream`.

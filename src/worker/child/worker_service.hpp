@@ -107,8 +107,7 @@ private:
   caf::error load_code(const launch_request& x, stream_view stream);
   caf::error launch(const registered_launch& function, launch_context& context,
                     const launch_request& x);
-  caf::error enqueue(const enqueue_args& x, wire_reader& calls, std::uint32_t place,
-                     std::uint32_t* reached);
+  caf::error enqueue(const enqueue_args& x, wire_reader& calls, step_position where);
   caf::error enqueue_in_step(wire_reader& body);
   template <class F> caf::error on_rank(communicator_key key, service_stream& stream, F f);
   caf::error serve_graph(command what, wire_reader& body);

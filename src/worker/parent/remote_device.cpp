@@ -457,8 +457,8 @@ remote_communicator::bytes_of_calls(std::span<const collective_call> calls) {
   return calls_.bytes();
 }
 
-caf::error remote_communicator::enqueue(std::span<const collective_call> calls,
-                                        stream_view stream) noexcept {
+caf::error remote_communicator::enqueue(std::span<const collective_call> calls, stream_view stream,
+                                        step_position) noexcept {
   return link_->run(command::enqueue, arguments_of(calls, stream), bytes_of_calls(calls));
 }
 
@@ -476,16 +476,15 @@ caf::error remote_communicator::hand_over(std::span<const std::byte> what) noexc
   return link_->send(control::hand_over, message.bytes());
 }
 
-caf::error remote_direct_rank::enqueue(std::span<const collective_call> calls,
-                                       stream_view stream) noexcept {
-  const auto place = std::exchange(place_, 0);
-  if (place == 0)
-    return remote_communicator::enqueue(calls, stream);
-  const auto reached = segments_->place_of(reached_, sizeof *reached_, link());
+caf::error remote_direct_rank::enqueue(std::span<const collective_call> calls, stream_view stream,
+                                       step_position where) noexcept {
+  if (where.place == 0)
+    return remote_communicator::enqueue(calls, stream, {});
+  const auto reached = segments_->place_of(where.reached, sizeof *where.reached, link());
   if (!reached) // how far the step comes will not be known
-    return remote_communicator::enqueue(calls, stream);
+    return remote_communicator::enqueue(calls, stream, {});
   return link().run(command::enqueue_in_step,
-                    enqueue_in_step_args{arguments_of(calls, stream), place, *reached},
+                    enqueue_in_step_args{arguments_of(calls, stream), where.place, *reached},
                     bytes_of_calls(calls));
 }
 

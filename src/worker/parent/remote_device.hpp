@@ -161,7 +161,8 @@ public:
   bool is_handed_over() const noexcept { return handed_over_.load(); }
 
   caf::error connect(stream_view stream, connect_scope what) noexcept override;
-  caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
+  caf::error enqueue(std::span<const collective_call> calls, stream_view stream,
+                     step_position) noexcept override;
   void on_loss(std::function<void()> f) noexcept override;
   std::shared_ptr<const device_life> life() const noexcept override { return link_; }
   caf::error hand_over(std::span<const std::byte> what) noexcept override;
@@ -193,11 +194,8 @@ public:
       : remote_communicator(std::move(link), key), memory_(std::move(memory)),
         segments_(std::move(segments)) {}
 
-  caf::error enqueue(std::span<const collective_call> calls, stream_view stream) noexcept override;
-  void begin_in_step(std::uint32_t place, std::uint32_t* reached) noexcept override {
-    place_ = place;
-    reached_ = reached;
-  }
+  caf::error enqueue(std::span<const collective_call> calls, stream_view stream,
+                     step_position where) noexcept override;
   caf::error replay(graph_view graph, stream_view stream, backend_device& device,
                     std::uint32_t* reached) noexcept override;
   /// Does not wait for the worker.
@@ -206,8 +204,6 @@ public:
 private:
   const std::shared_ptr<const std::vector<std::shared_ptr<shared_slab>>> memory_;
   const std::shared_ptr<shared_segments> segments_;
-  std::uint32_t place_ = 0; ///< of the next `enqueue` in a step; 0: it is in none
-  std::uint32_t* reached_ = nullptr;
 };
 
 } // namespace troupe::detail

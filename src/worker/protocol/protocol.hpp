@@ -117,7 +117,7 @@ struct enqueue_args {
   std::uint32_t calls = 0;
 };
 
-/// With the arguments of `backend_communicator::begin_in_step`.
+/// With the fields of a `step_position`.
 struct enqueue_in_step_args {
   enqueue_args what;
   std::uint32_t place = 0;

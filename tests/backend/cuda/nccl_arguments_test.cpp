@@ -48,7 +48,7 @@ protected:
   }
 
   caf::error enqueue(std::span<const collective_call> calls) {
-    return rank_.enqueue(calls, stream_);
+    return rank_.enqueue(calls, stream_, {});
   }
   ::testing::AssertionResult refused(const collective_call& call) {
     return has_code(enqueue({&call, 1}), errc::invalid_argument);
@@ -73,7 +73,7 @@ protected:
 TEST_F(NcclArguments, NeedCallsAndAStream) {
   EXPECT_TRUE(refused({}));
   const auto call = right(kind::all_reduce);
-  EXPECT_TRUE(has_code(rank_.enqueue({&call, 1}, {}), errc::invalid_argument));
+  EXPECT_TRUE(has_code(rank_.enqueue({&call, 1}, {}, {}), errc::invalid_argument));
 }
 
 TEST_F(NcclArguments, NeedAKindATypeAndAnOperationThatThereAre) {
@@ -236,11 +236,11 @@ TEST_F(NcclArguments, OfFloat8AreReducedOnNewDevicesOnly) {
     for (const auto what : reducing) {
       auto call = right(what);
       call.type = type;
-      EXPECT_TRUE(has_code(old.enqueue({&call, 1}, stream_), errc::not_supported))
+      EXPECT_TRUE(has_code(old.enqueue({&call, 1}, stream_, {}), errc::not_supported))
           << to_string(what);
       call.recv = nullptr;
       call.peer = rank;
-      EXPECT_TRUE(has_code(old.enqueue({&call, 1}, stream_), errc::invalid_argument))
+      EXPECT_TRUE(has_code(old.enqueue({&call, 1}, stream_, {}), errc::invalid_argument))
           << to_string(what);
     }
 }

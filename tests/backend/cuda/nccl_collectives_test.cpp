@@ -514,7 +514,7 @@ TEST_F(NcclGroups, EndWhenACallFails) {
   const auto begun = detail::group_count::begun();
   const collective_call exchange{
       .what = kind::all_to_all, .send = at(0).send, .recv = at(0).recv, .count = 8};
-  auto err = nowhere.enqueue({&exchange, 1}, at(0).stream);
+  auto err = nowhere.enqueue({&exchange, 1}, at(0).stream, {});
   ASSERT_TRUE(failure_of(err));
   EXPECT_EQ(failure_of(err).value().api, "ncclSend");
   EXPECT_EQ(failure_of(err).value().native_name, "ncclInvalidArgument");
@@ -529,7 +529,7 @@ TEST_F(NcclGroups, EndWhenACallFails) {
                                .type = dtype::float32,
                                .op = reduce_op::premul_sum,
                                .factor = &factor};
-  err = nowhere.enqueue({&scaled, 1}, at(0).stream);
+  err = nowhere.enqueue({&scaled, 1}, at(0).stream, {});
   ASSERT_TRUE(failure_of(err));
   EXPECT_EQ(failure_of(err).value().api, "ncclRedOpCreatePreMulSum");
   auto w = connected(size_); // no group is left open on any thread
