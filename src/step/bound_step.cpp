@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <set>
 #include <variant>
 
 namespace troupe::detail {
@@ -31,6 +32,8 @@ public:
     for (auto& [memory, pieces] : pieces_)
       for (auto& [begin, x] : pieces)
         to.push_back({x.memory, begin, x.end, x.reads, x.writes, static_cast<std::uint32_t>(rank)});
+    for (auto& x : empty_)
+      to.push_back({x, 0, 0, true, false, static_cast<std::uint32_t>(rank)});
   }
 
 private:
@@ -44,8 +47,10 @@ private:
 
   /// Calls `f` for pieces that are all of `u`.
   template <class F> void each_piece(const use& u, F f) {
-    if (u.begin == u.end)
+    if (u.begin == u.end) {
+      empty_.insert(u.memory);
       return;
+    }
     auto& all = pieces_[u.memory.get()];
     split(all, u.begin);
     split(all, u.end);
@@ -72,6 +77,7 @@ private:
   }
 
   std::map<const buffer*, piece_list> pieces_;
+  std::set<std::shared_ptr<buffer>> empty_; ///< memory with ranges of no bytes
 };
 
 /// With more requests for a rank, its first run could fill the launch queue of the device.

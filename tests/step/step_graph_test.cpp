@@ -253,6 +253,23 @@ TEST_F(StepGraph, RunsAgainAfterAReset) {
   EXPECT_TRUE(graphs(2, 4));
 }
 
+/// A range of no bytes needs its memory, too, as it does in a request alone.
+TEST_F(StepGraph, NeedsTheMemoryOfEmptyRanges) {
+  auto x = filled(1), y = filled(1);
+  recording r;
+  r.copy({"y", 0, 0}, {"y", 0, 0}).all_reduce("x");
+  const auto step = must(w_.record(r, {{"x", x}, {"y", y}}));
+  must(answer_of(step.run()));
+  must(answer_of(w_.device_of(0).reset()));
+  const auto none = must(y[0].slice(0, 0));
+  EXPECT_TRUE(has_code(answer_of(w_.device_of(0).fill(none, element{1})), errc::stale_ref));
+  must(step.rebind("x", filled(1)));
+  EXPECT_TRUE(has_code(answer_of(step.run()), errc::stale_ref));
+  must(step.rebind("x", filled(1)));
+  must(step.rebind("y", filled(1)));
+  must(answer_of(step.run()));
+}
+
 TEST_F(StepGraph, SaysWhyItIsNone) {
   auto x = filled(1), y = filled(1);
   recording late;
