@@ -110,6 +110,12 @@ std::uint32_t step_operation::reached(const part& p) const noexcept {
   return word != nullptr ? std::atomic_ref{*word}.load() : 0;
 }
 
+/// The ranks of a step without collectives do not wait for each other.
+void step_operation::on_lost_part(part& p, const caf::error& why) noexcept {
+  if (what_->requests.have_collectives())
+    collective_operation::on_lost_part(p, why);
+}
+
 bool step_operation::on_stall() noexcept {
   if (over())
     return true;

@@ -25,6 +25,7 @@ public:
   caf::expected<issue_outcome> issue(part& p, lane& on) override;
   caf::error mark_end(part& p, event_view event, stream_view stream,
                       backend_device& device) override;
+  void on_lost_part(part& p, const caf::error& why) noexcept override;
   /// Does nothing while ranks get from one collective to the next.
   bool on_stall() noexcept override;
   std::shared_ptr<void> used_by_streams() const noexcept override { return progress_; }

@@ -11,6 +11,7 @@
 #include <troupe/recording.hpp>
 #include <troupe/scalar.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -86,6 +87,9 @@ public:
 
   std::size_t size() const noexcept { return requests_.size(); }
   const step_request& operator[](std::size_t index) const noexcept { return requests_[index]; }
+  bool have_collectives() const noexcept {
+    return std::ranges::any_of(requests_, &step_request::is_collective);
+  }
 
   /// Makes the operations of one run, in order, without requests to the devices of `absent`.
   /// @errors why one of the requests is refused

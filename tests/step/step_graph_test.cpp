@@ -25,8 +25,13 @@ namespace troupe::testing {
 namespace {
 
 constexpr const char* failing_launch = "StepGraph.failing";
+constexpr const char* beginning_launch = "StepGraph.beginning";
+constexpr const char* later_failing_launch = "StepGraph.failing_later";
 constexpr const char* refusing_launch = "StepGraph.refusing";
 constexpr const char* recording_workers = "TROUPE_TEST_RECORDING_WORKERS";
+
+/// A `beginning_launch` was called.
+std::atomic<bool> one_has_begun{false};
 
 /// Workers run the same program.
 [[maybe_unused]] const bool registered = [] {
@@ -46,6 +51,21 @@ constexpr const char* recording_workers = "TROUPE_TEST_RECORDING_WORKERS";
       }
       return std::make_shared<recording_backend>(std::move(inner), std::move(all));
     });
+  must(register_launch(
+      beginning_launch,
+      [](launch_context&, auto, auto, auto) {
+        one_has_begun = true;
+        one_has_begun.notify_all();
+        return caf::error{};
+      },
+      repetition::replays));
+  must(register_launch(
+      later_failing_launch,
+      [](launch_context&, auto, auto, auto) {
+        one_has_begun.wait(false);
+        return make_error(errc::invalid_argument, "on purpose");
+      },
+      repetition::replays));
   // Does not do what its registration says.
   must(register_launch(
       refusing_launch,
@@ -365,6 +385,25 @@ TEST_F(StepGraph, EndsTheCommunicatorIfItFailsBehindACollective) {
   feed.until(world_phase::ready, before.epoch + 1);
   must(answer_of(w_.all_reduce(z)));
   EXPECT_EQ(content(z), same(5 * static_cast<element>(w_.size())));
+}
+
+/// The communicator can still be used: no rank waits for another one.
+TEST_F(StepGraph, KeepsTheCommunicatorIfItFailsWithoutCollectives) {
+  if (in_workers())
+    GTEST_SKIP() << "a launch of one rank waits for that of another";
+  auto x = filled(1), z = filled(5);
+  recording r;
+  r.on(1).launch(beginning_launch, {}, {}, {"x"});
+  r.on(0).launch(later_failing_launch, {}, {}, {"x"});
+  const auto step = must(w_.record(r, {{"x", x}}));
+  world_feed feed{system_, w_.actor()};
+  const auto before = feed.until(world_phase::ready);
+  one_has_begun = false;
+  const auto why = error_of(answer_of(step.run()));
+  EXPECT_NE(text_of(why).find("request 2 of the step (launch)"), std::string::npos) << text_of(why);
+  must(answer_of(w_.all_reduce(z)));
+  EXPECT_EQ(content(z), same(5 * static_cast<element>(w_.size())));
+  EXPECT_EQ(w_.status().epoch, before.epoch);
 }
 
 TEST_F(StepGraph, NamesTheRequestThatFailed) {
