@@ -89,7 +89,11 @@ caf::error lane::take_over_memory() {
     return error;
   log(log_level::warning,
       "device " + std::to_string(state_->ordinal()) + " is back without its memory", error);
-  const auto why = state_->reason();
+  auto why = state_->reason();
+  if (!why) // it was handed over
+    why = make_error({.code = errc::worker_lost,
+                      .detail = "the device was handed over without its memory: " + describe(error),
+                      .device = state_->ordinal()});
   {
     admission_lock lock;
     state_->close(device_phase::resetting, why);

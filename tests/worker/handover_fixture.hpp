@@ -53,6 +53,7 @@ inline void kill_now(std::int64_t process) {
 struct around_moves {
   std::function<void()> before = [] {};
   std::function<void()> after = [] {};
+  bool loses_memory = false;
 };
 
 /// Returns the processes that this one has started and that have not been reaped.
@@ -75,6 +76,10 @@ public:
     auto error = inner_->move_to_spare();
     seen_->after();
     return error;
+  }
+  caf::error take_over() noexcept override {
+    return seen_->loses_memory ? make_error(errc::out_of_memory, "on purpose")
+                               : inner_->take_over();
   }
 
 private:

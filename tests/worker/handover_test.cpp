@@ -130,6 +130,22 @@ TEST_F(Handover, MovesADeviceWithItsMemory) {
   }
 }
 
+/// A request that waits for the end of the handover would use memory that is not there any more.
+TEST_F(Handover, FailsWhatWaitsIfItsMemoryIsLost) {
+  start();
+  const auto memory = filled(device_, counted(1));
+  const auto held = hold(filled(device_, counted(2)));
+  moves_->loses_memory = true;
+  auto moved = device_.hand_over();
+  auto waiting = wait_until_begun(memory, counted(3));
+  held.go_on();
+  EXPECT_TRUE(has_code(answer_of(waiting), errc::worker_lost));
+  static_cast<void>(answer_of(moved));
+  EXPECT_TRUE(memory.stale());
+  EXPECT_EQ(device_.generation(), 2u);
+  EXPECT_TRUE(works(device_));
+}
+
 /// After a move the launch is prepared again, besides in advance.
 TEST_F(Handover, PreparesLaunchesInSpares) {
   start();
