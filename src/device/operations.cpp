@@ -107,7 +107,7 @@ fill_operation::fill_operation(any_gpu_ref target, std::vector<std::byte> patter
 caf::expected<issue_outcome> fill_operation::issue(part& p, lane& on) {
   if (count_ == 0)
     return issue_outcome::finished;
-  return enqueued_unless(on.device().fill(target_, pattern_, count_, on.stream(p.stream)));
+  return enqueued_unless(on.device().fill(target_, pattern_, count_, on.stream(p)));
 }
 
 accept_operation::accept_operation(const any_gpu_ref& ref) : operation_of("accept", 1) {
@@ -133,7 +133,7 @@ caf::expected<issue_outcome> copy_operation::issue(part& p, lane& on) {
   if (size_ == 0)
     return issue_outcome::finished;
   return enqueued_unless(on.device().copy(target_, source_, size_, copy_direction::device_to_device,
-                                          on.stream(p.stream)));
+                                          on.stream(p)));
 }
 
 // -- launch

@@ -128,6 +128,12 @@ protected:
     return result;
   }
 
+  static world_config direct() {
+    world_config result;
+    result.collectives = collectives_policy::direct;
+    return result;
+  }
+
   void refuse_copies() {
     for (auto& x : recorders_)
       x->refuses_copies = true;
@@ -151,11 +157,6 @@ private:
     recorder_list result;
     for (int i = 0; i < devices; ++i)
       result.push_back(std::make_shared<recorder>());
-    return result;
-  }
-  static world_config direct() {
-    world_config result;
-    result.collectives = collectives_policy::direct;
     return result;
   }
   StepGraph(const recorder_list& all, std::shared_ptr<folder> files)
@@ -206,6 +207,25 @@ TEST_F(StepGraph, IsInOrderWithOtherRequests) {
 
 /// Each run makes x = sum over all ranks r of 3 * x + r, or of x, with a device that is late at
 /// random.
+/// Another world has the stream that this one would have alone.
+TEST_F(StepGraph, HasAllItsWorkInTheStreamOfItsWorld) {
+  auto x = filled(1), y = allocate();
+  const auto step = must(w_.record(sum_and_copy(), {{"x", x}, {"y", y}}));
+  const auto other = system_.open_world(direct());
+  auto busy = must(other.allocate<element>(count));
+  must(answer_of(other.fill(busy, element{1})));
+  gate held;
+  auto holding = held.hold_stream(w_.device_of(1), {}, {busy[1]});
+  ASSERT_TRUE(held.wait_reached());
+  auto summing = other.all_reduce(busy);
+  run_sums(step, x, 1, 5);
+  EXPECT_FALSE(summing.ready());
+  held.open();
+  must(answer_of(holding));
+  must(answer_of(summing));
+  EXPECT_TRUE(graphs(1, 4));
+}
+
 TEST_F(StepGraph, IsReplayedAThousandTimes) {
   constexpr std::size_t runs = 1000;
   recording r;

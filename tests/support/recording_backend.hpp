@@ -24,6 +24,7 @@ using recorded_calls = std::vector<std::function<caf::error()>>;
 struct recorder {
   std::string file = {}; ///< gets a byte for each graph that is recorded or launched; may be empty
   recorded_calls* to = nullptr; ///< null: nothing is recorded
+  void* stream = nullptr;       ///< that is recorded: calls in others are made at once
   std::atomic<int> recorded{0};
   std::atomic<int> launched{0};
   std::atomic<int> dropped{0};
@@ -38,9 +39,9 @@ struct recorder {
       std::ofstream{file + what, std::ios::app} << '.';
   }
 
-  /// Records `f` or calls it.
-  caf::error take(std::function<caf::error()> f) {
-    if (to == nullptr)
+  /// Records `f`, a call in `on`, or calls it.
+  caf::error take(stream_view on, std::function<caf::error()> f) {
+    if (to == nullptr || on.native != stream)
       return f();
     to->push_back(std::move(f));
     return {};
@@ -54,9 +55,10 @@ public:
 
   bool records_graphs() const noexcept override { return true; }
   caf::expected<graph_view>
-  record_graph(stream_view, const std::function<caf::error()>& enqueue) noexcept override {
+  record_graph(stream_view stream, const std::function<caf::error()>& enqueue) noexcept override {
     auto calls = std::make_unique<recorded_calls>();
     recorder_->to = calls.get();
+    recorder_->stream = stream.native;
     auto error = enqueue();
     recorder_->to = nullptr;
     if (!error && recorder_->fails_once.exchange(false))
@@ -83,12 +85,13 @@ public:
                   stream_view on) noexcept override {
     if (recorder_->to != nullptr && recorder_->refuses_copies)
       return make_error(errc::not_supported, "a copy is not recorded");
-    return recorder_->take([=, this] { return inner_->copy(to, from, size_bytes, direction, on); });
+    return recorder_->take(on,
+                           [=, this] { return inner_->copy(to, from, size_bytes, direction, on); });
   }
   caf::error fill(void* to, std::span<const std::byte> pattern, std::size_t times,
                   stream_view on) noexcept override {
     return recorder_->take(
-        [=, this, bytes = std::vector<std::byte>(pattern.begin(), pattern.end())] {
+        on, [=, this, bytes = std::vector<std::byte>(pattern.begin(), pattern.end())] {
           return inner_->fill(to, bytes, times, on);
         });
   }
@@ -112,7 +115,7 @@ public:
       ++recorder_->places;
     }
     return recorder_->take(
-        [=, this, all = std::vector<collective_call>(calls.begin(), calls.end())] {
+        stream, [=, this, all = std::vector<collective_call>(calls.begin(), calls.end())] {
           return inner_->enqueue(all, stream);
         });
   }
