@@ -132,8 +132,8 @@ copy_operation::copy_operation(const any_gpu_ref& target, const any_gpu_ref& sou
 caf::expected<issue_outcome> copy_operation::issue(part& p, lane& on) {
   if (size_ == 0)
     return issue_outcome::finished;
-  return enqueued_unless(on.device().copy(target_, source_, size_, copy_direction::device_to_device,
-                                          on.stream(p)));
+  return enqueued_unless(
+      on.device().copy(target_, source_, size_, copy_direction::device_to_device, on.stream(p)));
 }
 
 // -- launch

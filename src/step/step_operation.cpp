@@ -68,24 +68,31 @@ caf::expected<issue_outcome> step_operation::issue(part& p, lane& on) {
     auto why = record(p, on, mine);
     if (!why)
       return issued(*this, p, *target(), replay(p, on, mine));
-    const auto code = code_of(why);
-    if (code == errc::device_fault || code == errc::worker_lost || !target()->live())
+    if (is_of_loss(why))
       return issued(*this, p, *target(), std::move(why));
     // Nothing was enqueued. It may have failed because of what another thread called.
-    mine.failures = code == errc::not_supported ? most_failures : mine.failures + 1;
+    mine.failures = code_of(why) == errc::not_supported ? most_failures : mine.failures + 1;
     if (mine.failures == most_failures)
       what_->give_up_graph(why);
   }
-  return issued(*this, p, *target(), run_singly(p, on, mine));
+  return run_singly(p, on, mine);
 }
 
-caf::error step_operation::run_singly(part& p, lane& on, rank_graph& mine) {
+/// Returns whether the error has a cause that others tell to all operations.
+bool step_operation::is_of_loss(const caf::error& why) const noexcept {
+  const auto code = code_of(why);
+  return code == errc::device_fault || code == errc::worker_lost || !target()->live();
+}
+
+caf::expected<issue_outcome> step_operation::run_singly(part& p, lane& on, rank_graph& mine) {
   enqueued all;
   auto why = enqueue(p, on, all);
   mine.of.workspaces = on.workspace_changes();
   if (!why)
-    return {};
-  mine.of = {};            // not all of it has run
+    return issue_outcome::enqueued;
+  mine.of = {}; // not all of it has run
+  if (is_of_loss(why))
+    return issued(*this, p, *target(), std::move(why));
   fail(why);               // at once, so that this is the cause for all ranks
   if (all.has_collectives) // which would meet others of the ranks that do not make these
     target()->fail_unless_lost(loss_error(*this, p, target()->epoch(), why));

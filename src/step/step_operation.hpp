@@ -41,7 +41,8 @@ private:
   };
 
   caf::error enqueue(part& p, lane& on, enqueued& to);
-  caf::error run_singly(part& p, lane& on, rank_graph& mine);
+  caf::expected<issue_outcome> run_singly(part& p, lane& on, rank_graph& mine);
+  bool is_of_loss(const caf::error& why) const noexcept;
   static caf::error enqueue_request(part& p, lane& on, operation& op);
   caf::error record(part& p, lane& on, rank_graph& to);
   caf::error replay(part& p, lane& on, rank_graph& what);

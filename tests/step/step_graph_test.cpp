@@ -59,13 +59,13 @@ std::atomic<bool> one_has_begun{false};
         return caf::error{};
       },
       repetition::replays));
-  must(register_launch(
-      later_failing_launch,
-      [](launch_context&, auto, auto, auto) {
-        one_has_begun.wait(false);
-        return make_error(errc::invalid_argument, "on purpose");
-      },
-      repetition::replays));
+  library_launch later;
+  later.enqueue = [](launch_context&, auto, auto, auto) {
+    one_has_begun.wait(false);
+    return make_error(errc::out_of_memory, "on purpose");
+  };
+  later.repeats = repetition::replays;
+  must(register_launch(later_failing_launch, std::move(later)));
   // Does not do what its registration says.
   must(register_launch(
       refusing_launch,

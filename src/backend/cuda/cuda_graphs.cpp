@@ -22,10 +22,12 @@ caf::error cannot_be_recorded(int device, std::string why) {
   return make_error({.code = errc::not_supported, .detail = std::move(why), .device = device});
 }
 
-/// Returns the error of a call that makes a graph of what was recorded.
+/// Returns the error of a call that makes a graph of what was recorded. A recording that another
+/// thread has made invalid, or that had no memory, may succeed later.
 caf::error unless_made(cudaError_t code, const char* api, int device) {
   auto why = check(code, api, device);
-  if (!why || code_of(why) == errc::device_fault)
+  if (!why || code_of(why) == errc::device_fault || code_of(why) == errc::out_of_memory ||
+      code == cudaErrorStreamCaptureInvalidated)
     return why;
   return cannot_be_recorded(device, "the work cannot be a graph: " + describe(why));
 }
