@@ -205,8 +205,6 @@ TEST_F(StepGraph, IsInOrderWithOtherRequests) {
     ASSERT_EQ(got[i], row(count, static_cast<element>(i * w_.size()))) << "run " << i;
 }
 
-/// Each run makes x = sum over all ranks r of 3 * x + r, or of x, with a device that is late at
-/// random.
 /// Another world has the stream that this one would have alone.
 TEST_F(StepGraph, HasAllItsWorkInTheStreamOfItsWorld) {
   auto x = filled(1), y = allocate();
@@ -226,6 +224,8 @@ TEST_F(StepGraph, HasAllItsWorkInTheStreamOfItsWorld) {
   EXPECT_TRUE(graphs(1, 4));
 }
 
+/// Each run makes x = sum over all ranks r of 3 * x + r, or of x, with a device that is late at
+/// random.
 TEST_F(StepGraph, IsReplayedAThousandTimes) {
   constexpr std::size_t runs = 1000;
   recording r;
