@@ -30,14 +30,14 @@ allocate_all_operation::allocate_all_operation(const std::vector<std::shared_ptr
 caf::expected<issue_outcome> allocate_all_operation::issue(part& p, lane& on) {
   auto bytes = count_ * size_of(type_);
   // An empty buffer still has an address of its own.
-  auto memory = on.device().allocate(std::max<std::size_t>(bytes, 1), on.stream(p.stream));
+  auto memory = on.device().allocate(std::max<std::size_t>(bytes, 1), on.stream(p));
   if (!memory)
     return memory.error();
   value.refs[static_cast<std::size_t>(p.rank)] =
       any_gpu_ref{on.state().make_buffer(*memory, bytes), type_, 0, count_};
   if (zeroed_ && bytes != 0) {
     std::byte zero{};
-    if (auto error = on.device().fill(*memory, {&zero, 1}, bytes, on.stream(p.stream)); error)
+    if (auto error = on.device().fill(*memory, {&zero, 1}, bytes, on.stream(p)); error)
       return error;
   }
   return issue_outcome::enqueued;

@@ -39,7 +39,7 @@ allocate_operation::allocate_operation(std::size_t count, dtype type, bool zeroe
 
 caf::expected<issue_outcome> allocate_operation::issue(part& p, lane& on) {
   auto size = count_ * size_of(type_);
-  auto stream = on.stream(p.stream);
+  auto stream = on.stream(p);
   // An empty buffer still has an address of its own.
   auto memory = on.device().allocate(std::max<std::size_t>(size, 1), stream);
   if (!memory)
