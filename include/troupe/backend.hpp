@@ -280,11 +280,12 @@ public:
   /// Sets the function that is called, on any thread, when a remote device is lost with its memory,
   /// its streams and its events. From then on every function returns `errc::worker_lost`, until
   /// `bind` opens the device again; only `query` may know that an event was done. Call it before
-  /// any work.
+  /// any work. The signal may come late, when `bind` has opened the device again: `loss` tells.
   virtual void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept {
     static_cast<void>(signal);
   }
   /// Returns why the remote device is lost; none while it is there.
+  /// @thread any
   [[nodiscard]] virtual caf::error loss() const noexcept { return {}; }
   /// Returns whether memory may be kept when the device is lost because of `loss` (`take_over`).
   /// @thread any
@@ -293,7 +294,8 @@ public:
     return false;
   }
   /// Called while the device is lost. The result returns true when the work that had begun on the
-  /// lost device is over. Until then it may read and write the memory of that device.
+  /// lost device is over. Until then it may read and write the memory of that device, and what it
+  /// was given of other devices' memory.
   /// @thread of the result: any
   [[nodiscard]] virtual std::function<bool()> lost_work() const noexcept {
     return [] { return true; };

@@ -47,9 +47,9 @@ caf::error lane::start() {
     if (auto self = weak.lock())
       self->wake();
   });
-  device_->set_loss_signal([weak = weak_from_this()](const caf::error& why) {
+  device_->set_loss_signal([weak = weak_from_this()](const caf::error&) {
     if (auto self = weak.lock())
-      self->owner_.on_device_lost(*self, why);
+      self->owner_.on_device_lost(*self);
   });
   std::promise<void> over;
   over_ = over.get_future();
@@ -197,6 +197,7 @@ void lane::run() noexcept {
     if (!worked)
       idle();
   }
+  leave_nothing();
   process_retired.free_all();
   bool orderly = !abandoned_.load();
   if (orderly)

@@ -33,11 +33,12 @@ class stager;
 class staging_ring;
 class pinned_words;
 
-/// The work of a process that had a device and is lost, while the device's memory is kept.
+/// The work of a process that had a device and is lost. It may use the device's memory, if that is
+/// kept, and memory of other devices.
 struct lost_process {
-  std::uint64_t until = 0;            ///< as `device_state::lost_until`
-  std::function<bool()> work_is_over; ///< as `backend_device::lost_work`
-  std::vector<part*> parts;           ///< were in its streams; the lane is done with them
+  std::uint64_t until = 0;              ///< as `device_state::lost_until`
+  std::function<bool()> work_is_over{}; ///< as `backend_device::lost_work`
+  std::vector<part*> parts{};           ///< were in its streams; the lane is done with them
 
   /// Ends the parts, when the work is over or nothing depends on it. @thread any
   void end() noexcept;
@@ -52,16 +53,16 @@ public:
   virtual caf::error on_fault(lane& where, const caf::error& why) noexcept = 0;
   /// Called when the device could not be opened, the first time or again. Its state is closed.
   virtual void on_device_failed(lane& where, const caf::error& why) noexcept = 0;
-  /// Called when the process that had the device is gone. @thread any
-  virtual void on_device_lost(lane& where, const caf::error& why) noexcept = 0;
+  /// Called when a process that had the device is gone, perhaps late. @thread any
+  virtual void on_device_lost(lane& where) noexcept = 0;
   /// Called when the device is ready again after that, or has failed.
   virtual void on_device_back(lane& where) noexcept = 0;
   /// Called before that if its memory could not be kept. Its state is closed.
   virtual void on_memory_lost(lane& where, const caf::error& why) noexcept = 0;
   /// Does a job that takes long, on another thread.
   virtual void run_later(std::function<void()> job) = 0;
-  /// Called with what a lost process was doing. The owner ends it.
-  virtual void on_lost_process(lane& where, lost_process x) noexcept = 0;
+  /// Called with the work of a lost process, to end it. `why`: the error of its operations
+  virtual void on_lost_process(lane& where, lost_process x, const caf::error& why) noexcept = 0;
   /// Called once for each `lane::request_move`. After an error the device is not on its spare,
   /// unless it was lost: then the error is the loss.
   virtual void on_moved(lane& where, const caf::error& why) noexcept = 0;
@@ -113,6 +114,8 @@ public:
   /// words at once, not one by one.
   static void wake(std::span<const part> parts) noexcept;
 
+  /// As `backend_device::loss`.
+  caf::error loss(locked) const noexcept { return closed_ ? caf::error{} : device_->loss(); }
   /// As `backend_device::may_keep_memory`.
   bool may_keep_memory(locked, const caf::error& loss) const noexcept {
     return !closed_ && device_->may_keep_memory(loss);
@@ -284,8 +287,8 @@ private:
   void reset_now();
   void publish();
   std::vector<part*> take_from_streams(const caf::error& why) noexcept;
-  void lose_streams(const caf::error& why) noexcept;
   void leave_to_lost_process(const caf::error& why) noexcept;
+  void leave_nothing() noexcept;
   std::unordered_set<const part*> known_done() noexcept;
   bool is_known_done(const part& p) noexcept;
   caf::error take_over_memory();

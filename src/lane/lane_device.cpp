@@ -120,13 +120,15 @@ void lane::go_down() noexcept {
 bool lane::serve_control() {
   if (stop_requested_.load(std::memory_order_relaxed) && !nothing_in_flight())
     if (const auto why = device_->loss()) { // there is no next generation
-      lose_streams(why);
+      leave_to_lost_process(why);
       return true;
     }
   if (revival_requested_.load(std::memory_order_relaxed)) {
     revival_requested_.store(false);
-    if (device_->loss()) // else it was lost while it was opened, and is open by now
+    if (away_.load() && state_->phase() == device_phase::resetting && device_->loss())
       revive();
+    else // the request came late: another process has the device by now
+      leave_nothing();
     return true;
   }
   if (serve_move())
@@ -183,8 +185,8 @@ void lane::publish() {
   }
   if (was_away)
     owner_.on_device_back(*this);
-  if (auto why = device_->loss()) // before it was published: its owner may have ignored the loss
-    owner_.on_device_lost(*this, why);
+  if (device_->loss()) // before it was published: its owner may have ignored the loss
+    owner_.on_device_lost(*this);
 }
 
 /// Takes all parts out of the streams, and fails them: nothing is known of their work any more.
@@ -211,14 +213,8 @@ std::vector<part*> lane::take_from_streams(const caf::error& why) noexcept {
   return result;
 }
 
-/// Ends all parts in the streams.
-void lane::lose_streams(const caf::error& why) noexcept {
-  for (auto* p : take_from_streams(why))
-    finish(*p, nanoseconds(clock::now()));
-}
-
 /// Takes all parts out of the streams. They are over when the work of the lost process is, since it
-/// may use memory that is kept. What is known to be done is over now.
+/// may use memory that is kept, and that of other devices. What is known to be done is over now.
 void lane::leave_to_lost_process(const caf::error& why) noexcept {
   lost_process x;
   {
@@ -246,7 +242,20 @@ void lane::leave_to_lost_process(const caf::error& why) noexcept {
     record_.over(*p, !p->is_placeholder, state_->generation(), nanoseconds(clock::now()));
     x.parts.push_back(p);
   }
-  owner_.on_lost_process(*this, std::move(x));
+  owner_.on_lost_process(*this, std::move(x), why);
+}
+
+/// Ends what the owner has noted of a process that was lost without any work, unless the device is
+/// lost again: then `revive` does.
+void lane::leave_nothing() noexcept {
+  lost_process x{.work_is_over = [] { return true; }};
+  {
+    admission_lock lock;
+    if (loss(lock) || !state_->has_lost_work(lock))
+      return;
+    x.until = state_->lost_until(lock);
+  }
+  owner_.on_lost_process(*this, std::move(x), {});
 }
 
 /// Returns the parts in the streams whose work was done before the loss: their events tell that, or
@@ -288,10 +297,7 @@ void lane::revive() {
     why = device_->loss();
   stager_.reset(); // no thread uses the rings any more
   take_inbox();
-  if (state_->live_generation() == 0)
-    lose_streams(why);
-  else
-    leave_to_lost_process(why);
+  leave_to_lost_process(why);
   streams_.forget_streams();
   drop_failed();
   drain_released();
@@ -374,8 +380,8 @@ void lane::stay() {
     state_->stay_in_process();
   }
   owner_.on_device_back(*this);
-  if (auto why = device_->loss()) // before: its owner may have ignored the loss
-    owner_.on_device_lost(*this, why);
+  if (device_->loss()) // before: its owner may have ignored the loss
+    owner_.on_device_lost(*this);
 }
 
 bool lane::drain_released() {

@@ -82,7 +82,7 @@ public:
   /// After `leave_process`: the device is ready where it was. For watchers nothing has changed.
   void stay_in_process() noexcept;
   /// Returns whether the operation with this position may have work in a process that is lost, and
-  /// whose work may still use memory that was kept.
+  /// whose work may still use memory that was kept, or that of other devices.
   bool is_lost(locked, std::uint64_t position) const noexcept {
     return position <= lost_until_ && position > lost_work_over_until_;
   }
@@ -90,11 +90,11 @@ public:
   bool has_lost_work(locked) const noexcept { return has_lost_work(); }
   /// Returns whether they may exist on any device of the program.
   static bool any_has_lost_work(locked) noexcept { return with_lost_work_.load() != 0; }
-  /// Returns the position of the last operation that was admitted before the process was lost.
+  /// Returns the position of the last operation that may have work in a lost process.
   std::uint64_t lost_until(locked) const noexcept { return lost_until_; }
   /// Notes that the operations up to this position are of a lost process.
   void set_lost_until(locked, std::uint64_t position) noexcept {
-    set_lost_work(position, lost_work_over_until_);
+    set_lost_work(std::max(position, lost_until_), lost_work_over_until_);
   }
   /// Notes that all work of the lost process is over that had operations up to this position.
   void set_lost_work_over(locked, std::uint64_t until) noexcept {

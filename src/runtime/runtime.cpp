@@ -474,41 +474,52 @@ void runtime::on_device_failed(lane& where, const caf::error& why) noexcept {
   fail_users_of(where.state().ordinal(), why, false);
 }
 
-/// Closes a lost device, and begins its loss (`retry_order`). Returns the position of the last
-/// operation that is lost with it. None: it is not ready yet, or has ended.
-std::optional<std::uint64_t> runtime::note_lost(lane& where, const caf::error& why) {
+struct runtime::noted_loss {
+  caf::error why;
+  std::uint64_t until; ///< position of the last operation that is lost with the device
+  bool is_news;        ///< no earlier report has told that
+};
+
+/// Closes a lost device, and begins its loss (`retry_order`). None: it is not ready yet, has ended,
+/// or is in another process by now.
+std::optional<runtime::noted_loss> runtime::note_lost(lane& where) {
   auto& state = where.state();
   admission_lock lock;
   const auto phase = state.phase();
   if (phase != device_phase::ready && phase != device_phase::resetting)
     return std::nullopt;
+  const auto why = where.loss(lock);
+  if (!why)
+    return std::nullopt;
   const auto last = where.go_away(lock, operation::last_position(lock));
   admission_->retries(lock).begin_loss(lock);
-  if (phase == device_phase::resetting) // lost again, or lost while it was reset
-    return last;
-  if (where.may_keep_memory(lock, why)) {
-    state.set_lost_until(lock, last);
-    state.lose_process(why);
-  } else {
-    state.close(device_phase::resetting, why);
+  const bool is_news = last > state.lost_until(lock);
+  state.set_lost_until(lock, last);
+  if (phase == device_phase::ready) { // else lost again, or lost while it was reset
+    if (where.may_keep_memory(lock, why))
+      state.lose_process(why);
+    else
+      state.close(device_phase::resetting, why);
   }
-  return last;
+  return noted_loss{why, last, is_news};
 }
 
-void runtime::on_device_lost(lane& where, const caf::error& why) noexcept {
+void runtime::on_device_lost(lane& where) noexcept {
   auto& state = where.state();
   admission_->drain(); // earlier calls fail with the others
   const bool was_ready = state.phase() == device_phase::ready;
-  const auto last = note_lost(where, why);
-  if (!last)
+  const auto noted = note_lost(where);
+  if (!noted)
     return;
+  const auto& why = noted->why;
   if (was_ready)
     log(log_level::warning, "device " + std::to_string(state.ordinal()) + " is lost", why);
   auto users = users_of(state.ordinal(), false);
   {
     admission_lock lock;
-    retry_order::leave_out_waiting(lock, users, *last);
-    add_overwriters(lock, users);
+    retry_order::leave_out_waiting(lock, users, noted->until);
+    if (noted->is_news) // later ones wait for the end of the lost work
+      add_overwriters(lock, users);
   }
   note_end(why);
   tell_watchers(state.ordinal(), why); // before the operations fail: the lane drops failed ones
@@ -537,8 +548,30 @@ void runtime::on_memory_lost(lane& where, const caf::error& why) noexcept {
   fail_users_of(where.state().ordinal(), why, true);
 }
 
-void runtime::on_lost_process(lane& where, lost_process x) noexcept {
+/// Notes the loss for operations that have work in the process, if `on_device_lost` has not: the
+/// device was to end, or the report comes late. What overwrites their results fails with them.
+void runtime::note_lost_work(device_state& state, lost_process& x, const caf::error& why) {
+  std::vector<std::shared_ptr<operation>> users;
+  {
+    admission_lock lock;
+    for (auto* p : x.parts)
+      if (p->of->position() > x.until)
+        users.push_back(std::static_pointer_cast<operation>(p->of->shared_from_this()));
+    if (users.empty())
+      return;
+    for (auto& op : users)
+      x.until = std::max(x.until, op->position());
+    state.set_lost_until(lock, x.until);
+    add_overwriters(lock, users);
+  }
+  std::ranges::sort(users, std::ranges::greater{}, [](auto& op) { return op->position(); });
+  for (auto& op : users) // in the order of `on_device_lost`
+    op->fail(why);
+}
+
+void runtime::on_lost_process(lane& where, lost_process x, const caf::error& why) noexcept {
   const auto ordinal = where.state().ordinal();
+  note_lost_work(where.state(), x, why);
   {
     std::lock_guard lock{slots_mutex_};
     auto& s = slots_[static_cast<std::size_t>(ordinal)];

@@ -130,11 +130,11 @@ public:
 
   caf::error on_fault(lane& where, const caf::error& why) noexcept override;
   void on_device_failed(lane& where, const caf::error& why) noexcept override;
-  void on_device_lost(lane& where, const caf::error& why) noexcept override;
+  void on_device_lost(lane& where) noexcept override;
   void on_device_back(lane& where) noexcept override;
   void on_memory_lost(lane& where, const caf::error& why) noexcept override;
   void run_later(std::function<void()> job) override { workers_.run(std::move(job)); }
-  void on_lost_process(lane& where, lost_process x) noexcept override;
+  void on_lost_process(lane& where, lost_process x, const caf::error& why) noexcept override;
   void on_moved(lane& where, const caf::error& why) noexcept override;
 
 private:
@@ -160,7 +160,9 @@ private:
 
   void watch_reset(const std::shared_ptr<lane>& worker, std::uint64_t generation,
                    const std::shared_ptr<operation_of<std::uint64_t>>& answer);
-  std::optional<std::uint64_t> note_lost(lane& where, const caf::error& why);
+  struct noted_loss;
+  std::optional<noted_loss> note_lost(lane& where);
+  static void note_lost_work(device_state& state, lost_process& x, const caf::error& why);
   std::vector<std::shared_ptr<operation>> users_of(int ordinal, bool only_with_memory);
   void fail_users_of(int ordinal, const caf::error& why, bool only_with_memory);
   void act_on_quiet(slot& s); // under slots_mutex_

@@ -332,16 +332,23 @@ private:
   const std::function<void()> on_over_;
 };
 
+bool has_lost_work(detail::lane& x) {
+  const detail::admission_lock lock;
+  return x.state().has_lost_work(lock);
+}
+
+void note_loss(detail::lane& x, std::uint64_t until) {
+  const detail::admission_lock lock;
+  x.state().set_lost_until(lock, until);
+}
+
 // INV-8: work counts as over only after that of processes that were lost earlier.
 TEST(Runtime, EndsLostProcessesInTheirOrder) {
   core_system system;
   const auto lane = system.lane();
   const auto lose = [&](lost_operation& op, std::uint64_t until, std::function<bool()> is_over) {
-    {
-      const detail::admission_lock lock;
-      lane->state().set_lost_until(lock, until);
-    }
-    system.runtime()->on_lost_process(*lane, op.process(until, std::move(is_over)));
+    note_loss(*lane, until);
+    system.runtime()->on_lost_process(*lane, op.process(until, std::move(is_over)), {});
   };
   std::atomic<bool> is_over{false};
   std::atomic<bool> second_is_over{false};
@@ -353,14 +360,28 @@ TEST(Runtime, EndsLostProcessesInTheirOrder) {
   ending.wait_reached();
   lose(second, 2, [] { return true; });
   EXPECT_FALSE(second_is_over);
-  const auto has_lost_work = [&] {
-    const detail::admission_lock lock;
-    return lane->state().has_lost_work(lock);
-  };
-  EXPECT_TRUE(has_lost_work());
+  EXPECT_TRUE(has_lost_work(*lane));
   ending.open();
-  EXPECT_TRUE(eventually([&] { return !has_lost_work(); }));
+  EXPECT_TRUE(eventually([&] { return !has_lost_work(*lane); }));
   EXPECT_TRUE(second_is_over);
+}
+
+/// A process that was lost while the device was opened had no work. Another one has it by now.
+TEST(Runtime, EndsALossWithoutWork) {
+  core_system system;
+  const auto lane = system.lane();
+  note_loss(*lane, 1);
+  lane->request_revival();
+  EXPECT_TRUE(eventually([&] { return !has_lost_work(*lane); }));
+}
+
+/// The lane ends before it has taken notice of the loss.
+TEST(Runtime, EndsALossWithItsLane) {
+  core_system system;
+  const auto lane = system.lane();
+  note_loss(*lane, 1);
+  system.runtime()->shut_down(0, make_error(errc::unavailable, "the test ends it"));
+  EXPECT_TRUE(eventually([&] { return !has_lost_work(*lane); }));
 }
 
 /// Nothing waits any more for work of a lost process when the runtime closes.
@@ -368,7 +389,7 @@ TEST(Runtime, EndsLostProcessesWhenItCloses) {
   core_system system;
   std::atomic<bool> part_is_over{false};
   lost_operation op{system.lane(), [&] { part_is_over = true; }};
-  system.runtime()->on_lost_process(*system.lane(), op.process(1, [] { return false; }));
+  system.runtime()->on_lost_process(*system.lane(), op.process(1, [] { return false; }), {});
   EXPECT_FALSE(part_is_over);
   system.runtime()->close();
   EXPECT_TRUE(part_is_over);

@@ -107,6 +107,7 @@ std::int64_t worker_of(const device& x) { return must(answer_of(x.stats())).work
 struct sight {
   std::atomic<bool> work_is_over{true}; ///< of lost workers
   std::atomic<int> at_work{-1};         ///< a device whose lost worker's work is not over
+  std::atomic<int> left{0};             ///< how often work was left to a lost worker
   std::atomic<bool> hides_done{false};  ///< no event seems to be done, until the worker is lost
   std::atomic<int> hidden{0};           ///< how often an event was done nevertheless
 };
@@ -116,6 +117,7 @@ public:
   device_in_sight(std::unique_ptr<backend_device> inner, std::shared_ptr<sight> seen, int ordinal)
       : forwarding_device(std::move(inner)), seen_(std::move(seen)), ordinal_(ordinal) {}
   std::function<bool()> lost_work() const noexcept override {
+    ++seen_->left;
     return [seen = seen_, ordinal = ordinal_] {
       return seen->work_is_over.load() && seen->at_work.load() != ordinal;
     };
@@ -172,6 +174,8 @@ protected:
   static std::vector<std::uint8_t> bytes_of_text(const std::string& x) {
     return {x.begin(), x.end()};
   }
+
+  void see_a_living_rank_busy(kept_memory policy);
 
   void kill() const { ASSERT_EQ(::kill(static_cast<pid_t>(worker_of(device_)), SIGKILL), 0); }
 
@@ -466,10 +470,10 @@ TEST_F(KeptMemory, IsBusyWhilePeersOfALostRankMayWrite) {
   EXPECT_TRUE(std::filesystem::exists(made));
 }
 
-/// The other way round: kernels that the lost rank has submitted write to memory of living devices.
-TEST_F(KeptMemory, OfALivingRankIsBusyWhileTheLostOneMayWrite) {
-  TROUPE_NEEDS_DEVICES(2);
-  start(kept_memory::after_end);
+/// The other way round: kernels that the lost rank has submitted write to memory of living devices,
+/// also where its own memory is not kept.
+void KeptMemory::see_a_living_rank_busy(kept_memory policy) {
+  start(policy);
   seen_->work_is_over = false;
   const auto other = system_->open(1);
   const auto w =
@@ -498,6 +502,71 @@ TEST_F(KeptMemory, OfALivingRankIsBusyWhileTheLostOneMayWrite) {
   seen_->work_is_over = true;
   must(answer_of(using_it));
   EXPECT_TRUE(std::filesystem::exists(made));
+}
+
+TEST_F(KeptMemory, OfALivingRankIsBusyWhileTheLostOneMayWrite) {
+  TROUPE_NEEDS_DEVICES(2);
+  see_a_living_rank_busy(kept_memory::after_end);
+}
+
+TEST_F(KeptMemory, OfALivingRankIsBusyIfThatOfTheLostOneIsNotKept) {
+  TROUPE_NEEDS_DEVICES(2);
+  see_a_living_rank_busy(kept_memory::none);
+}
+
+/// Also if the process of the lost one is lost after the shutdown, with work in its streams.
+TEST_F(KeptMemory, OfALivingRankIsBusyAfterTheEndOfTheLostOne) {
+  TROUPE_NEEDS_DEVICES(2);
+  start(kept_memory::after_end);
+  seen_->work_is_over = false;
+  const auto other = system_->open(1);
+  const auto w =
+      system_->open_world({.devices = {0, 1}, .collectives = collectives_policy::direct});
+  std::vector<gpu_ref<std::uint32_t>> data{filled(device_, counted(0)), filled(other, counted(0))};
+  auto endless = write_endlessly(data[0]);
+  auto summing = w.all_reduce(data, reduce_op::sum);
+  auto overwriting = other.fill(data[1], 7u);
+  const auto worker = static_cast<pid_t>(worker_of(device_)); // all parts are in their streams
+  device_.shutdown();
+  EXPECT_TRUE(has_code(answer_of(endless).error(), errc::unavailable));
+  EXPECT_TRUE(has_code(answer_of(summing).error(), errc::unavailable));
+  ASSERT_EQ(::kill(worker, SIGKILL), 0);
+  ASSERT_TRUE(eventually([&] { return seen_->left > 0; }));
+  EXPECT_TRUE(has_code(answer_of(overwriting).error(), errc::worker_lost));
+  auto late = other.fill(data[1], 8u, {.deadline = 20ms});
+  EXPECT_TRUE(has_code(answer_of(late).error(), errc::deadline_exceeded));
+  auto in_time = other.fill(data[1], 9u);
+  EXPECT_TRUE(works(other));
+  seen_->work_is_over = true;
+  must(answer_of(in_time));
+}
+
+/// Also if the process is lost while the device is about to be handed over and reset.
+TEST_F(KeptMemory, OfALivingRankIsUsableAfterAHandoverAResetAndALoss) {
+  TROUPE_NEEDS_DEVICES(2);
+  for (const auto policy : {kept_memory::after_end, kept_memory::none}) {
+    start(policy);
+    const auto other = system_->open(1);
+    const auto w =
+        system_->open_world({.devices = {0, 1}, .collectives = collectives_policy::direct});
+    std::vector<gpu_ref<std::uint32_t>> data{filled(device_, counted(0)),
+                                             filled(other, counted(0))};
+    const auto worker = static_cast<pid_t>(worker_of(device_));
+    auto endless = write_endlessly(data[0]);
+    auto summing = w.all_reduce(data, reduce_op::sum);
+    auto moving = device_.hand_over();
+    const auto is_away = [this] { return !must(device_.stats().wait_for(20ms)); };
+    ASSERT_TRUE(eventually(is_away)); // the handover has begun
+    auto reset = device_.reset();
+    ASSERT_EQ(::kill(worker, SIGKILL), 0);
+    EXPECT_FALSE(answer_of(endless));
+    EXPECT_FALSE(answer_of(summing));
+    EXPECT_FALSE(answer_of(moving));
+    EXPECT_TRUE(is_ok(answer_of(reset)));
+    EXPECT_TRUE(is_ok(answer_of(other.fill(data[1], 9u, {.deadline = patience}))));
+    EXPECT_TRUE(works(device_));
+    EXPECT_TRUE(is_ok(answer_of(device_.reset({.deadline = patience}))));
+  }
 }
 
 /// The work of two lost ranks ends at different times. They do not wait for each other.

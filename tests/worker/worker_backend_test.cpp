@@ -312,6 +312,48 @@ TEST(WorkerBackend, WhoIsToldOfALossFindsTheDeviceClosed) {
   EXPECT_EQ(code_of(error_of(answer_of(behind))), errc::worker_lost);
 }
 
+/// Devices that keep their loss signal, so that the test can give it once more.
+class with_kept_signal final : public forwarding_backend {
+public:
+  using signal = std::function<void(const caf::error&)>;
+  with_kept_signal(std::shared_ptr<backend> inner, std::shared_ptr<signal> kept)
+      : forwarding_backend(std::move(inner)), kept_(std::move(kept)) {}
+
+  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
+    class guest final : public forwarding_device {
+    public:
+      guest(std::unique_ptr<backend_device> inner, std::shared_ptr<signal> kept)
+          : forwarding_device(std::move(inner)), kept_(std::move(kept)) {}
+      void set_loss_signal(signal f) noexcept override {
+        *kept_ = f;
+        inner_->set_loss_signal(std::move(f));
+      }
+
+    private:
+      std::shared_ptr<signal> kept_;
+    };
+    return open_as<guest>(ordinal, kept_);
+  }
+
+private:
+  std::shared_ptr<signal> kept_;
+};
+
+TEST(WorkerBackend, ALateReportOfALossDoesNotCloseTheDeviceAgain) {
+  auto signal = std::make_shared<with_kept_signal::signal>();
+  test_system system{{.devices = 1, .wrap = [&](std::shared_ptr<backend>) {
+                        return std::make_shared<with_kept_signal>(make_workers(1), signal);
+                      }}};
+  auto d = must(device::open(system, 0));
+  const auto why = error_of(answer_of(launch_death(d)));
+  EXPECT_EQ(code_of(why), errc::worker_lost);
+  ASSERT_TRUE(works(d)); // in its next generation
+  auto ref = must(d.allocate<float>(100));
+  (*signal)(why);
+  EXPECT_FALSE(ref.stale());
+  EXPECT_TRUE(is_ok(answer_of(d.fill(ref, 1.F, {.deadline = patience}))));
+}
+
 // Errors that other ranks report first are not the cause, even if the loss signal comes late.
 TEST(WorkerBackend, WhatOtherRanksSeeOfALossIsNotItsCause) {
   TROUPE_NEEDS_DEVICES(2);

@@ -77,14 +77,23 @@ template <class T> caf::expected<T> remote_device::read(caf::expected<wire_reade
   return result;
 }
 
+void remote_device::set_link(std::shared_ptr<worker_link> x) noexcept {
+  std::lock_guard lock{link_mutex_};
+  link_.swap(x); // the former one is released without the lock
+}
+
+caf::error remote_device::loss() const noexcept {
+  std::lock_guard lock{link_mutex_};
+  return link_ ? link_->loss() : caf::error{};
+}
+
 caf::error remote_device::bind() noexcept {
   auto link = pool_->provide(ordinal_, stop_.get_token());
   if (!link)
     return link.error();
   if (link_ != *link) {
     is_trusted_ = is_trusted_ && link_ && is_trusted(link_->loss(), keeps_);
-    link_ = std::move(*link);
-    on_loss_->of.store(link_.get());
+    set_link(std::move(*link));
     tells_loss_ = false;
     forget_prepared();
   }
@@ -99,9 +108,9 @@ caf::error remote_device::bind() noexcept {
     *name = peer_text(*name, most_peer_name);
   properties_.worker_pid = link_->pid();
   if (!std::exchange(tells_loss_, true))
-    link_->on_loss([signal = on_loss_, of = link_.get()](const caf::error& why) {
-      if (signal->tell && signal->of.load() == of)
-        signal->tell(why);
+    link_->on_loss([tell = tell_loss_](const caf::error& why) {
+      if (tell)
+        tell(why);
     });
   return {};
 }
@@ -123,6 +132,13 @@ bool remote_device::may_keep_memory(const caf::error& loss) const noexcept {
   return slabs_->are_possible() && is_trusted(loss, keeps_);
 }
 
+/// Until then the process may write to memory of any device of this host.
+std::function<bool()> remote_device::lost_work() const noexcept {
+  if (!slabs_->are_possible()) // its worker maps no memory of other devices
+    return backend_device::lost_work();
+  return [of = link_] { return of->is_reaped() && of->program_ranks().is_none(); };
+}
+
 caf::error remote_device::take_over() noexcept {
   if (!slabs_->are_possible())
     return fail(errc::not_supported, "memory of its worker is not kept");
@@ -137,14 +153,14 @@ caf::error remote_device::move_to_spare() noexcept {
     return fail(errc::unavailable, "the device has no spare");
   if (auto error = slabs_->prepare(spare))
     return error;
-  on_loss_->of.store(spare.get()); // first: the end of the former worker is no loss
+  const auto former = link_;
+  set_link(spare); // first: the end of the former worker is no loss
   if (auto error = pool_->move_to_spare(ordinal_, *spare)) {
-    on_loss_->of.store(link_.get()); // the caller looks whether that was lost meanwhile
+    set_link(former); // the caller looks whether that was lost meanwhile
     return error;
   }
   forget_prepared();
-  link_ = spare; // `bind` opens the device there; the memory is trusted as before
-  tells_loss_ = false;
+  tells_loss_ = false; // `bind` opens the device there; the memory is trusted as before
   return {};
 }
 

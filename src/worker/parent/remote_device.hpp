@@ -10,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <span>
 #include <stop_token>
@@ -88,13 +89,11 @@ public:
   caf::error launch_registered(const registered_call& what, stream_view stream) noexcept override;
   caf::error prepare_registered(const registered_call& what, stream_view stream) noexcept override;
   void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept override {
-    on_loss_->tell = std::move(signal);
+    tell_loss_ = std::move(signal);
   }
-  caf::error loss() const noexcept override { return link_ ? link_->loss() : caf::error{}; }
+  caf::error loss() const noexcept override;
   bool may_keep_memory(const caf::error& loss) const noexcept override;
-  std::function<bool()> lost_work() const noexcept override {
-    return [of = link_] { return of->is_reaped() && of->program_ranks().is_none(); };
-  }
+  std::function<bool()> lost_work() const noexcept override;
   caf::error take_over() noexcept override;
   caf::error move_to_spare() noexcept override;
 
@@ -108,6 +107,7 @@ private:
   /// Returns an error if the device has no slabs, or `peer` is on another host.
   caf::error check_near(int peer) const;
   template <class T> caf::expected<T> read(caf::expected<wire_reader> reply) const;
+  void set_link(std::shared_ptr<worker_link> x) noexcept;
   /// Returns the place of the word of a launch, if it has one.
   caf::expected<std::vector<shared_place>> place_of_verdict(const registered_call& x) noexcept;
   caf::error send_launch(command what, const registered_call& call, stream_view stream,
@@ -120,6 +120,7 @@ private:
   const int ordinal_;
   const kept_memory keeps_;
   std::stop_source stop_;
+  mutable std::mutex link_mutex_;     ///< for other threads; the lane alone changes the link
   std::shared_ptr<worker_link> link_; ///< set by the first `bind`; may be lost
   device_properties properties_;
   std::atomic<bool> records_graphs_{false};
@@ -130,12 +131,7 @@ private:
   launch_request latest_prepared_;            ///< the last one that was looked up
   std::deque<remote_event> events_;
   std::vector<remote_event*> free_events_;
-  /// Shared with the listeners of links.
-  struct loss_signal {
-    std::function<void(const caf::error&)> tell;
-    std::atomic<const worker_link*> of{nullptr}; ///< current link; replaced ones are ignored
-  };
-  const std::shared_ptr<loss_signal> on_loss_ = std::make_shared<loss_signal>();
+  std::function<void(const caf::error&)> tell_loss_;
   bool tells_loss_ = false; ///< true if the link has the listener
 };
 
