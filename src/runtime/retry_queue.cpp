@@ -91,11 +91,15 @@ bool retry_queue::make_again() {
   bool complete = true;
   {
     std::lock_guard order{order_mutex_};
+    bool is_open = false;
     {
       admission_lock lock;
-      if (admissions_.retries(lock).open_losses(lock) != 0)
-        return true;
+      is_open = admissions_.retries(lock).open_losses(lock) != 0;
     }
+    if (is_open || is_empty())
+      incomplete_since_.reset(); // the next round has patience of its own
+    if (is_open)
+      return true;
     while (complete && !is_empty())
       complete = make_waiting(refused);
   }

@@ -1,5 +1,6 @@
 /// The runtime: its lanes, its end, and faults that end all operations.
 #include "operation/admission_lock.hpp"
+#include "runtime/retry_queue.hpp"
 #include "runtime/runtime.hpp"
 #include "support/core_fixture.hpp"
 #include "support/forwarding_backend.hpp"
@@ -393,6 +394,30 @@ TEST(Runtime, EndsLostProcessesWhenItCloses) {
   EXPECT_FALSE(part_is_over);
   system.runtime()->close();
   EXPECT_TRUE(part_is_over);
+}
+
+/// A request whose attempts are refused when they are made.
+class refused_request final : public detail::retryable {
+public:
+  std::uint64_t key() const noexcept override { return 0; }
+  std::shared_ptr<detail::operation> next_attempt() override {
+    return detail::refused_operation<detail::nothing>("probe", make_error(errc::stale_ref, "gone"));
+  }
+  void on_admitted(const std::shared_ptr<detail::operation>&) override {}
+  void on_refused(const caf::error& why) override { EXPECT_TRUE(has_code(why, errc::stale_ref)); }
+};
+
+/// To the admission, no request has failed. So the queue waits for the rest of those that have.
+TEST(RetryQueue, HasPatienceOfItsOwnInEachRound) {
+  core_system system;
+  detail::retry_queue queue{system.runtime()->admissions()};
+  const auto begin = detail::clock::now();
+  queue.add(std::make_shared<refused_request>());
+  EXPECT_FALSE(queue.make_again());
+  EXPECT_TRUE(queue.make_again()); // the queue is empty
+  EXPECT_TRUE(eventually([&] { return detail::clock::now() > begin + 30ms; }));
+  queue.add(std::make_shared<refused_request>());
+  EXPECT_FALSE(queue.make_again());
 }
 
 TEST(Background, RunsJobsBesideEachOther) {
