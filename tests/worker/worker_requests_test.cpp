@@ -313,6 +313,7 @@ TEST_F(WorkerRequests, TheWorkOfALostProgramIsOverWhenItsCommunicatorHasEnded) {
   for (auto& x : ranks)
     EXPECT_TRUE(is_ok(x->hand_over({})));
   const auto lost = workers_->current(0);
+  lost->set_slab_granularity(4096); // so it may map memory of other devices
   const auto device = must(all_.open(0));
   lost->lose(make_error(errc::worker_lost, "the test wants it"));
   EXPECT_TRUE(has_code(device->bind(), errc::worker_lost));
@@ -322,6 +323,13 @@ TEST_F(WorkerRequests, TheWorkOfALostProgramIsOverWhenItsCommunicatorHasEnded) {
   EXPECT_FALSE(is_over());
   EXPECT_TRUE(is_ok(all_.abort(std::move(ranks))));
   EXPECT_TRUE(is_over());
+}
+
+TEST_F(WorkerRequests, TheWorkOfALostWorkerWithoutSlabsIsOver) {
+  const auto device = must(all_.open(0));
+  workers_->current(0)->lose(make_error(errc::worker_lost, "the test wants it"));
+  EXPECT_TRUE(has_code(device->bind(), errc::worker_lost));
+  EXPECT_TRUE(device->lost_work()());
 }
 
 TEST_F(WorkerRequests, AWorkerHasAWordForSoManyClaims) {

@@ -134,7 +134,7 @@ bool remote_device::may_keep_memory(const caf::error& loss) const noexcept {
 
 /// Until then the process may write to memory of any device of this host.
 std::function<bool()> remote_device::lost_work() const noexcept {
-  if (!slabs_->are_possible()) // its worker maps no memory of other devices
+  if (link_->slab_granularity() == 0) // it maps no memory of other devices
     return backend_device::lost_work();
   return [of = link_] { return of->is_reaped() && of->program_ranks().is_none(); };
 }
