@@ -1,5 +1,6 @@
 #include "flight/flight_recorder.hpp"
 #include "foundation/log.hpp"
+#include "foundation/start_thread.hpp"
 #include "foundation/write_file.hpp"
 #include <troupe/exit_process.hpp>
 
@@ -10,7 +11,6 @@
 #include <future>
 #include <iostream>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include <signal.h>
@@ -46,14 +46,18 @@ void write_all_in_time(const std::string& line) noexcept {
     const bool has_log = !detail::is_in_log_sink(); // else this call would wait for itself
     std::promise<void> promise;
     const auto done = promise.get_future();
-    std::thread{[promise = std::move(promise), line, until, has_log]() mutable {
-      write_all(line, until, has_log);
-      promise.set_value();
-    }}.detach();
-    done.wait_until(until);
-  } catch (const std::exception&) { // no thread available
-    write_to_stderr(line);
+    const int code =
+        detail::try_detached_thread([promise = std::move(promise), line, until, has_log]() mutable {
+          write_all(line, until, has_log);
+          promise.set_value();
+        });
+    if (code == 0) {
+      done.wait_until(until);
+      return;
+    }
+  } catch (const std::exception&) { // no memory for it
   }
+  write_to_stderr(line); // there is no thread for the rest
 }
 
 } // namespace

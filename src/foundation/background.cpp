@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <deque>
 #include <mutex>
-#include <thread>
+#include <system_error>
 #include <utility>
 
 namespace troupe::detail {
@@ -46,7 +46,8 @@ struct background::shared {
 
 background::background() {
   auto state = std::make_shared<shared>();
-  std::thread{[state] { state->wait_as_spare(); }}.detach();
+  if (const int code = try_detached_thread([state] { state->wait_as_spare(); }))
+    throw std::system_error{code, std::generic_category(), "pthread_create"};
   shared_.reset(state.get(), [state](shared*) { state->end(); });
 }
 

@@ -34,8 +34,8 @@ lane::lane(std::shared_ptr<device_state> state, std::unique_ptr<backend_device> 
 
 lane::~lane() {
   if (thread_.joinable())
-    thread_.detach(); // abandoned (`join_within`)
-  stager_.reset();    // first: its jobs wake this lane
+    leave_thread(std::move(thread_)); // abandoned (`join_within`)
+  stager_.reset();                    // first: its jobs wake this lane
 }
 
 caf::error lane::start() {
@@ -160,7 +160,7 @@ bool lane::join_within(fair_limit& limit) noexcept {
   // After a kernel has failed, CUDA may wait forever at the end of a thread that has used its own
   // stream (cudaStreamPerThread). Connecting a communicator uses it, and users' launches may.
   if (runs_cuda_ && abandoned_.load())
-    thread_.detach();
+    leave_thread(std::move(thread_));
   else
     thread_.join();
   return true;

@@ -12,6 +12,7 @@
 #include "foundation/file_descriptor.hpp"
 #include "foundation/log.hpp"
 #include "foundation/option_check.hpp"
+#include "foundation/start_thread.hpp"
 #include <troupe/backend.hpp>
 #include <troupe/error.hpp>
 #include <troupe/log.hpp>
@@ -72,14 +73,12 @@ constexpr std::chrono::milliseconds patience{500};
 /// Handlers run in reverse order of registration. This one runs before the handlers of libraries
 /// that were loaded before the fault.
 void on_exit_begun(int status, void*) noexcept {
-  try {
-    std::thread{[status] {
-      std::this_thread::sleep_for(patience);
-      ::_exit(status);
-    }}.detach();
-  } catch (const std::exception&) {
+  const int code = detail::try_detached_thread([status] {
+    std::this_thread::sleep_for(patience);
+    ::_exit(status);
+  });
+  if (code != 0)
     ::_exit(status); // no thread to watch the exit
-  }
 }
 
 /// Limits the time that an ordinary exit of the process takes from now on. Exit handlers of CUDA,

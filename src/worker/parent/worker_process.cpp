@@ -329,7 +329,7 @@ void worker_process::state::finish() noexcept {
   }
   for (auto* x : {&watcher_, &line_watcher_})
     if (x->joinable())
-      wait_for_threads ? x->join() : x->detach();
+      wait_for_threads ? x->join() : leave_thread(std::move(*x));
 }
 
 // -- the threads that watch
