@@ -22,7 +22,7 @@ constexpr int issue_batch = 16;
 
 bool lane::issue_ready() {
   bool worked = state_->phase() == device_phase::resetting && drop_failed();
-  if (is_held() || is_lost())
+  if (is_held() || (!waiting_.empty() && is_lost()))
     return worked;
   // Users' streams may take long; the limit is for the lane's own.
   const auto limit = options_.in_flight_limit + streams_.users_parts();

@@ -304,12 +304,15 @@ TEST(WorkerBackend, WhoIsToldOfALossFindsTheDeviceClosed) {
   std::optional<closed_door> unheard{std::in_place, news->losses};
   auto death = launch_death(d);
   auto behind = d.fill(ref, 1.F);
+  ASSERT_TRUE(eventually([&] { return news->asked > 0; })); // what comes now waits for the report
+  auto waiting = d.fill(ref, 2.F);
   ASSERT_TRUE(eventually([&] { return news->asked > 5; })); // the lane still runs
   EXPECT_FALSE(death.ready());
   unheard.reset();
   EXPECT_EQ(code_of(error_of(answer_of(death))), errc::worker_lost);
   EXPECT_TRUE(works(d)); // in its next generation
   EXPECT_EQ(code_of(error_of(answer_of(behind))), errc::worker_lost);
+  EXPECT_EQ(code_of(error_of(answer_of(waiting))), errc::worker_lost);
 }
 
 /// Devices that keep their loss signal, so that the test can give it once more.
@@ -387,6 +390,8 @@ TEST(WorkerBackend, EndsBesideALossThatNobodyHasHeardOf) {
     unheard.emplace(news->losses);
     auto death = launch_death(d);
     auto behind = d.fill(ref, 1.F);
+    ASSERT_TRUE(eventually([&] { return news->asked > 0; }));
+    auto waiting = d.fill(ref, 2.F);
     ASSERT_TRUE(eventually([&] { return news->asked > 5; }));
     watch = {};
     d.shutdown();
