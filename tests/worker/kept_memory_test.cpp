@@ -413,6 +413,7 @@ TEST_F(KeptMemory, OutlivesManyWorkers) {
 
 /// Other devices do not wait for the work of the lost worker, also if it had just begun.
 TEST_F(KeptMemory, HoldsUpNoOtherDevice) {
+  TROUPE_NEEDS_DEVICES(2);
   start(kept_memory::after_end);
   seen_->work_is_over = false;
   const auto other = system_->open(1);
@@ -618,6 +619,7 @@ TEST_F(KeptMemory, EndsWithAReset) {
 
 /// A reset waits for the work of the lost worker.
 TEST_F(KeptMemory, IsResetWhenTheLostWorkIsOver) {
+  TROUPE_NEEDS_DEVICES(2);
   start(kept_memory::after_end);
   seen_->work_is_over = false;
   auto memory = filled(device_, counted(3));
