@@ -256,8 +256,9 @@ TEST_P(LocalRequests, AreRefusedAtOnceElsewhere) {
   EXPECT_TRUE(works(d));
 }
 
-/// Devices whose loss signal is delayed until the test allows it.
+/// Devices whose loss signal is delayed until the test allows it, and can be given once more.
 struct slow_news {
+  std::function<void(const caf::error&)> signal; ///< of the device that was opened last
   door losses;
   std::atomic<int> asked = 0; ///< number of times that lanes saw a loss
 };
@@ -273,6 +274,7 @@ public:
       guest(std::unique_ptr<backend_device> inner, std::shared_ptr<slow_news> news)
           : forwarding_device(std::move(inner)), news_(std::move(news)) {}
       void set_loss_signal(std::function<void(const caf::error&)> signal) noexcept override {
+        news_->signal = signal;
         inner_->set_loss_signal([news = news_, signal = std::move(signal)](const caf::error& why) {
           news->losses.pass();
           signal(why);
@@ -315,44 +317,17 @@ TEST(WorkerBackend, WhoIsToldOfALossFindsTheDeviceClosed) {
   EXPECT_EQ(code_of(error_of(answer_of(waiting))), errc::worker_lost);
 }
 
-/// Devices that keep their loss signal, so that the test can give it once more.
-class with_kept_signal final : public forwarding_backend {
-public:
-  using signal = std::function<void(const caf::error&)>;
-  with_kept_signal(std::shared_ptr<backend> inner, std::shared_ptr<signal> kept)
-      : forwarding_backend(std::move(inner)), kept_(std::move(kept)) {}
-
-  caf::expected<std::unique_ptr<backend_device>> open(int ordinal) noexcept override {
-    class guest final : public forwarding_device {
-    public:
-      guest(std::unique_ptr<backend_device> inner, std::shared_ptr<signal> kept)
-          : forwarding_device(std::move(inner)), kept_(std::move(kept)) {}
-      void set_loss_signal(signal f) noexcept override {
-        *kept_ = f;
-        inner_->set_loss_signal(std::move(f));
-      }
-
-    private:
-      std::shared_ptr<signal> kept_;
-    };
-    return open_as<guest>(ordinal, kept_);
-  }
-
-private:
-  std::shared_ptr<signal> kept_;
-};
-
 TEST(WorkerBackend, ALateReportOfALossDoesNotCloseTheDeviceAgain) {
-  auto signal = std::make_shared<with_kept_signal::signal>();
+  auto news = std::make_shared<slow_news>();
   test_system system{{.devices = 1, .wrap = [&](std::shared_ptr<backend>) {
-                        return std::make_shared<with_kept_signal>(make_workers(1), signal);
+                        return std::make_shared<with_slow_news>(make_workers(1), news);
                       }}};
   auto d = must(device::open(system, 0));
   const auto why = error_of(answer_of(launch_death(d)));
   EXPECT_EQ(code_of(why), errc::worker_lost);
   ASSERT_TRUE(works(d)); // in its next generation
   auto ref = must(d.allocate<float>(100));
-  (*signal)(why);
+  news->signal(why);
   EXPECT_FALSE(ref.stale());
   EXPECT_TRUE(is_ok(answer_of(d.fill(ref, 1.F, {.deadline = patience}))));
 }

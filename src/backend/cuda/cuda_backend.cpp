@@ -26,7 +26,6 @@
 #include <cstddef>
 #include <cstdlib>
 #include <deque>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <span>

@@ -131,7 +131,7 @@ void host_stream::join() noexcept {
   if (!thread_.joinable())
     return;
   if (thread_.get_id() == std::this_thread::get_id())
-    leave_thread(std::move(thread_)); // it owns what it needs
+    thread_.detach(); // the thread owns what it needs
   else
     thread_.join();
 }
