@@ -397,6 +397,9 @@ process_pool::start_warm(int ordinal, const std::stop_token& stop) noexcept {
     end(*result, error);
     return error;
   }
+  if (const auto worker = current(ordinal))
+    if (auto error = segments().prepare(*worker, *result->link))
+      log(log_level::warning, "host memory is not mapped in a spare in advance", error);
   return result;
 }
 

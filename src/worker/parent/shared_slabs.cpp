@@ -1,11 +1,8 @@
 #include "worker/parent/shared_slabs.hpp"
 
-#include "foundation/fair_limit.hpp"
 #include "worker/parent/worker_link.hpp"
 
 #include <algorithm>
-#include <condition_variable>
-#include <functional>
 #include <iterator>
 #include <optional>
 #include <string>
@@ -87,68 +84,6 @@ void slab_addresses::leave_window(void* address) noexcept {
 
 // -- slabs
 
-/// A slab that is mapped in one worker, or about to be.
-class shared_slab::mapping {
-public:
-  mapping(const memory_slab& what, std::weak_ptr<worker_link> in)
-      : what_(what), in_(std::move(in)) {}
-
-  const std::weak_ptr<worker_link>& in() const noexcept { return in_; }
-  void end(caf::error result) {
-    std::function<void()> drop;
-    {
-      const std::lock_guard lock{mutex_};
-      result_ = std::move(result);
-      drop = std::exchange(drop_, nullptr);
-      changed_.notify_all();
-    }
-    if (drop)
-      drop();
-  }
-  /// Waits for the reply. A worker that does not reply within its limit is given up.
-  caf::error wait(worker_link& in) {
-    const auto there = [this] { return result_.has_value(); };
-    const auto limit = in.request_limit();
-    std::unique_lock lock{mutex_};
-    if (limit.count() != 0 && !fair_limit{limit}.wait(changed_, lock, there)) {
-      lock.unlock();
-      in.give_up_late("to map memory", limit); // ends the request
-      lock.lock();
-    }
-    changed_.wait(lock, there);
-    return *result_;
-  }
-  bool has_failed() const {
-    const std::lock_guard lock{mutex_};
-    return result_ && *result_;
-  }
-  /// Unmaps it in the worker, as soon as it is mapped. The last copy of `until_unmapped` ends after
-  /// that.
-  static void drop(const std::shared_ptr<mapping>& x, std::shared_ptr<void> until_unmapped) {
-    auto drop = [x, until_unmapped = std::move(until_unmapped)] {
-      if (const auto in = x->in_.lock(); in && !x->has_failed())
-        in->request(control::drop_slab, bytes_of(arguments_of(x->what_)), std::nullopt,
-                    [until_unmapped](const worker_reply&) {});
-    };
-    {
-      const std::lock_guard lock{x->mutex_};
-      if (!x->result_) {
-        x->drop_ = std::move(drop);
-        return;
-      }
-    }
-    drop();
-  }
-
-private:
-  const memory_slab what_;
-  const std::weak_ptr<worker_link> in_; ///< keeps no worker alive
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::optional<caf::error> result_; ///< none yet: the worker has not replied
-  std::function<void()> drop_;       ///< to be called after the reply
-};
-
 /// Does not wait for the workers, which may be lost.
 shared_slab::~shared_slab() {
   unmappings_->begin();
@@ -158,7 +93,10 @@ shared_slab::~shared_slab() {
         unmappings->end();
       }};
   for (auto& x : mappings_)
-    mapping::drop(x, until_unmapped);
+    x->when_there([what = what_, until_unmapped](worker_link& in) {
+      in.request(control::drop_slab, bytes_of(arguments_of(what)), std::nullopt,
+                 [until_unmapped](const worker_reply&) {});
+    });
 }
 
 bool shared_slab::contains(const void* memory, std::size_t size_bytes) const noexcept {
@@ -167,15 +105,15 @@ bool shared_slab::contains(const void* memory, std::size_t size_bytes) const noe
   return offset <= what_.size_bytes && size_bytes <= what_.size_bytes - offset;
 }
 
-std::shared_ptr<shared_slab::mapping> shared_slab::mapping_in(worker_link& in) {
-  std::shared_ptr<mapping> result;
+std::shared_ptr<worker_mapping> shared_slab::mapping_in(worker_link& in) {
+  std::shared_ptr<worker_mapping> result;
   {
     const std::lock_guard lock{mutex_};
-    std::erase_if(mappings_, [](auto& x) { return x->in().expired() || x->has_failed(); });
+    std::erase_if(mappings_, [](auto& x) { return x->is_over(); });
     for (auto& x : mappings_)
-      if (x->in().lock().get() == &in)
+      if (x->is_in(in.weak_from_this()))
         return x;
-    result = mappings_.emplace_back(std::make_shared<mapping>(what_, in.weak_from_this()));
+    result = mappings_.emplace_back(std::make_shared<worker_mapping>(in.weak_from_this()));
   }
   in.request(
       control::map_slab, bytes_of(arguments_of(what_)), descriptor_->get(),
@@ -184,7 +122,7 @@ std::shared_ptr<shared_slab::mapping> shared_slab::mapping_in(worker_link& in) {
 }
 
 void shared_slab::note_mapped(worker_link& in) {
-  auto x = std::make_shared<mapping>(what_, in.weak_from_this());
+  auto x = std::make_shared<worker_mapping>(in.weak_from_this());
   x->end({});
   const std::lock_guard lock{mutex_};
   mappings_.push_back(std::move(x));
@@ -194,7 +132,7 @@ caf::error shared_slab::map(worker_link& in) { return mapping_in(in)->wait(in); 
 
 void shared_slab::give_to(const worker_link& owner) {
   const std::lock_guard lock{mutex_};
-  std::erase_if(mappings_, [&](auto& x) { return x->in().lock().get() == &owner; });
+  std::erase_if(mappings_, [&](auto& x) { return x->is_in(owner.weak_from_this()); });
 }
 
 caf::expected<std::shared_ptr<shared_slab>> shared_slabs::make(int ordinal, std::size_t size_bytes,

@@ -3,6 +3,7 @@
 
 #include "foundation/file_descriptor.hpp"
 #include "worker/parent/open_count.hpp"
+#include "worker/parent/worker_mapping.hpp"
 #include "worker/protocol/protocol.hpp"
 #include <troupe/backend.hpp>
 
@@ -72,15 +73,14 @@ public:
   void give_to(const worker_link& owner);
 
 private:
-  class mapping;
-  std::shared_ptr<mapping> mapping_in(worker_link& in);
+  std::shared_ptr<worker_mapping> mapping_in(worker_link& in);
 
   const memory_slab what_;
   const std::shared_ptr<const file_descriptor> descriptor_;
   const std::shared_ptr<slab_addresses> addresses_;
   const std::shared_ptr<open_count> unmappings_;
   std::mutex mutex_;
-  std::vector<std::shared_ptr<mapping>> mappings_;
+  std::vector<std::shared_ptr<worker_mapping>> mappings_;
 };
 
 /// The slabs of all devices of this host. A worker maps a slab of another device when it first
