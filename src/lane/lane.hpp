@@ -293,6 +293,9 @@ private:
   bool is_known_done(const part& p) noexcept;
   caf::error take_over_memory();
   void revive();
+  bool keeps_memory() const noexcept { return state_->live_generation() != 0; }
+  void leave_words();
+  std::vector<std::unique_ptr<staging_ring>> leave_rings();
   bool serve_move();
   caf::error move_now();
   void stay();

@@ -10,7 +10,6 @@
 #include "operation/admission_lock.hpp"
 #include <troupe/error.hpp>
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <memory>
@@ -64,10 +63,9 @@ caf::error lane::open_device() {
     return error;
   if (!stager_)
     stager_ = std::make_unique<stager>([this] { wake(); });
-  if (!upload_ring_) {
-    upload_ring_ = std::make_unique<staging_ring>(*device_, options_.staging_bytes);
-    download_ring_ = std::make_unique<staging_ring>(*device_, options_.staging_bytes);
-  }
+  for (auto* ring : {&upload_ring_, &download_ring_})
+    if (!*ring)
+      *ring = std::make_unique<staging_ring>(*device_, options_.staging_bytes);
   if (auto error = take_over_memory(); error)
     return error;
   return open_memory();
@@ -82,7 +80,7 @@ caf::error lane::open_memory() {
 
 /// Keeps the memory that the device had before it was lost, if it had any and it can be kept.
 caf::error lane::take_over_memory() {
-  if (state_->live_generation() == 0)
+  if (!keeps_memory())
     return {};
   auto error = device_->take_over();
   if (!error || code_of(error) == errc::worker_lost)
@@ -296,15 +294,14 @@ void lane::revive() {
   if (!why)
     why = device_->loss();
   stager_.reset(); // no thread uses the rings any more
+  leave_words();
   take_inbox();
   leave_to_lost_process(why);
   streams_.forget_streams();
   drop_failed();
   drain_released();
-  // The remains of the old process may still write into the old rings, so there will be new ones.
-  words_.reset();
+  const auto rings = leave_rings();
   const auto events = std::exchange(events_, {});
-  const std::array rings{std::move(upload_ring_), std::move(download_ring_)};
   if (!come_up())
     give_up_device();
   if (move_requested_.exchange(false))
@@ -316,6 +313,25 @@ void lane::revive() {
       owner_.run_later(std::move(free));
     else
       static_cast<void>(note(ring->close()));
+}
+
+// A lost process may still write to pinned memory. Where its memory is kept, it is known how long:
+// what was in use is not used until then. Else there will be other pinned memory.
+
+void lane::leave_words() {
+  if (!keeps_memory())
+    words_.reset();
+  else if (words_)
+    words_->leave(device_->lost_work());
+}
+
+/// Returns the rings that are not to be used any more.
+std::vector<std::unique_ptr<staging_ring>> lane::leave_rings() {
+  std::vector<std::unique_ptr<staging_ring>> result;
+  for (auto* ring : {&upload_ring_, &download_ring_})
+    if (!keeps_memory() || !(*ring)->leave(device_->lost_work()))
+      result.push_back(std::move(*ring));
+  return result;
 }
 
 /// Destroys free events of a former process: else what is left of it would be kept.

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <tuple>
+#include <utility>
 
 namespace troupe::detail {
 
@@ -116,15 +118,16 @@ caf::expected<std::byte*> staging_ring::take(std::size_t size) {
       return memory.error();
     memory_ = static_cast<std::byte*>(*memory);
   }
-  std::size_t begin = 0;
+  use_what_is_over();
+  std::size_t begin = begin_;
   if (!pieces_.empty()) {
     auto head = pieces_.back().end;
     auto tail = pieces_.front().begin;
     if (head > tail) { // used: [tail, head)
-      if (size_ - head >= size)
+      if (end_ - head >= size)
         begin = head;
-      else if (tail > size)
-        begin = 0;
+      else if (tail - begin_ > size)
+        begin = begin_;
       else
         return static_cast<std::byte*>(nullptr);
     } else if (tail - head > size) {
@@ -138,12 +141,47 @@ caf::expected<std::byte*> staging_ring::take(std::size_t size) {
 }
 
 void staging_ring::give_back(const std::byte* memory) noexcept {
+  if (device_.loss()) // the lost process may still write to it
+    return;
   auto begin = static_cast<std::size_t>(memory - memory_);
   for (auto& x : pieces_)
     if (x.begin == begin)
       x.in_use = false;
   while (!pieces_.empty() && !pieces_.front().in_use)
     pieces_.pop_front();
+}
+
+bool staging_ring::leave(std::function<bool()> is_over) {
+  use_what_is_over();
+  left_pieces fresh{{}, std::move(is_over)};
+  for (auto& x : std::exchange(pieces_, {}))
+    fresh.ranges.emplace_back(x.begin, x.end);
+  if (fresh.ranges.empty())
+    return true;
+  left_.push_back(std::move(fresh));
+  std::vector<std::pair<std::size_t, std::size_t>> all{{size_, size_}};
+  for (auto& x : left_)
+    all.insert(all.end(), x.ranges.begin(), x.ranges.end());
+  std::ranges::sort(all);
+  begin_ = end_ = 0;
+  std::size_t free_from = 0;
+  for (auto [begin, end] : all) {
+    if (begin > free_from && begin - free_from > end_ - begin_)
+      std::tie(begin_, end_) = std::pair{free_from, begin};
+    free_from = std::max(free_from, end);
+  }
+  return end_ - begin_ >= size_ / 2;
+}
+
+/// The ring grows to all of its memory again when nothing is left to a lost process.
+void staging_ring::use_what_is_over() {
+  if (left_.empty())
+    return;
+  std::erase_if(left_, [](auto& x) { return x.is_over(); });
+  if (left_.empty()) {
+    begin_ = 0;
+    end_ = size_;
+  }
 }
 
 caf::error staging_ring::close() noexcept {

@@ -12,7 +12,10 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace troupe::detail {
 
@@ -81,8 +84,12 @@ public:
   std::size_t piece_limit() const noexcept { return size_ / 4; }
   /// Returns `size` bytes, or null while there is no room. Allocates the memory at the first call.
   caf::expected<std::byte*> take(std::size_t size);
-  /// Gives a piece back.
+  /// Gives a piece back. While the device is lost, all pieces stay in use.
   void give_back(const std::byte* memory) noexcept;
+  /// Leaves the pieces in use to the lost process, which may still write to them until `is_over`
+  /// returns true: they are not given out before that, and no transfer gives them back any more.
+  /// Returns false if there is little room without them: then the ring is not to be used any more.
+  bool leave(std::function<bool()> is_over);
   bool has_memory() const noexcept { return memory_ != nullptr; }
   /// Frees the memory. No piece is in use.
   caf::error close() noexcept;
@@ -95,10 +102,19 @@ private:
     std::size_t end;
     bool in_use = true;
   };
+  struct left_pieces {
+    std::vector<std::pair<std::size_t, std::size_t>> ranges; ///< begin and end
+    std::function<bool()> is_over;
+  };
+  void use_what_is_over();
+
   backend_device& device_;
   std::size_t size_;
   std::byte* memory_ = nullptr;
+  std::size_t begin_ = 0;   ///< pieces are taken from here, ...
+  std::size_t end_ = size_; ///< ... to here: the largest range without what is left
   std::deque<piece> pieces_;
+  std::vector<left_pieces> left_;
 };
 
 /// One upload or download in pieces, for operations that continue.

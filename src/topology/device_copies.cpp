@@ -429,7 +429,7 @@ caf::error device_copies_operation::download_chunks(batch_progress& x, lane& on)
     if (!error)
       error = publish(c);
     if (error) {
-      ring.give_back(c.staged); // a later use of this memory comes behind it in the stream
+      ring.give_back(c.staged); // if the device is there, a later use comes behind it in the stream
       return error;
     }
     x.offset += size;
