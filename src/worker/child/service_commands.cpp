@@ -18,9 +18,11 @@ namespace {
 
 /// Number of commands between two looks at events.
 constexpr int batch = 32;
-/// Resources that a spare prepares: a lane's streams, and memory.
+/// Resources that a spare prepares: a lane's streams and events, and memory.
 constexpr std::size_t warm_streams = 8;
+constexpr std::size_t warm_events = 64;
 constexpr std::size_t warm_bytes = std::size_t{32} << 20;
+constexpr std::size_t warm_host_bytes = 4096;
 
 void* at(std::uint64_t address) noexcept { return reinterpret_cast<void*>(address); }
 
@@ -307,29 +309,61 @@ caf::error worker_service::warm() {
     ready_streams_.push_back(*stream);
   }
   // Temporary: events of a stream that has allocated cost more.
-  auto stream = device_->create_stream();
+  const auto stream = device_->create_stream();
   if (!stream)
     return stream.error();
-  const auto on = *stream;
-  auto memory = device_->allocate(warm_bytes, on);
+  auto error = warm_events_in(*stream);
+  if (!error)
+    error = warm_memory(*stream);
+  keep_first(error, device_->destroy_stream(*stream));
+  return error;
+}
+
+/// The driver makes what an event needs when it is created, or first recorded.
+caf::error worker_service::warm_events_in(stream_view stream) {
+  for (std::size_t i = 0; i < warm_events; ++i) {
+    const auto event = device_->create_event();
+    if (!event)
+      return event.error();
+    spare_events_.push_back(*event);
+    if (auto error = device_->record(*event, stream))
+      return error;
+  }
+  return device_->synchronize(spare_events_.back());
+}
+
+/// The driver makes what work on memory needs when there is the first of its kind.
+caf::error worker_service::warm_memory(stream_view stream) {
+  const auto memory = device_->allocate(warm_bytes, stream);
   if (!memory)
     return memory.error();
-  auto event = device_->create_event();
-  if (!event)
-    return event.error();
+  const auto host = device_->allocate_pinned(warm_host_bytes);
+  auto error = host ? caf::error{} : host.error();
   const std::byte zero[4] = {};
   auto* half = static_cast<std::byte*>(*memory) + warm_bytes / 2;
-  auto error = device_->fill(*memory, zero, warm_bytes / sizeof zero, on);
+  const auto copy = [&](void* target, void* source, std::size_t size, copy_direction direction) {
+    if (!error)
+      error = device_->copy(target, source, size, direction, stream);
+  };
   if (!error)
-    error = device_->copy(half, *memory, warm_bytes / 2, copy_direction::device_to_device, on);
-  keep_first(error, device_->deallocate(*memory, on)); // the pool keeps the memory
+    error = device_->fill(*memory, zero, warm_bytes / sizeof zero, stream);
+  copy(half, *memory, warm_bytes / 2, copy_direction::device_to_device);
+  if (host) {
+    copy(*host, *memory, warm_host_bytes, copy_direction::device_to_host);
+    copy(*memory, *host, warm_host_bytes, copy_direction::host_to_device);
+  }
+  keep_first(error, device_->deallocate(*memory, stream)); // the pool keeps the memory
   if (!error)
-    error = device_->record(*event, on);
+    error = device_->record(spare_events_.back(), stream);
   if (!error)
-    error = device_->synchronize(*event);
-  keep_first(error, device_->destroy_event(*event));
-  keep_first(error, device_->destroy_stream(on));
+    error = device_->synchronize(spare_events_.back());
+  if (host)
+    keep_first(error, device_->deallocate_pinned(*host));
   return error;
+}
+
+caf::expected<event_view> worker_service::take_event() {
+  return take(spare_events_, [this] { return device_->create_event(); });
 }
 
 caf::error worker_service::record(const record_args& x) {
@@ -338,7 +372,7 @@ caf::error worker_service::record(const record_args& x) {
     return no_such("stream or event");
   auto& event = events_[x.event];
   if (event.native.native == nullptr || event.in_flight) {
-    auto made = take(spare_events_, [this] { return device_->create_event(); });
+    auto made = take_event();
     if (!made)
       return made.error();
     event.native = *made; // the previous one is listed in `in_flight`

@@ -359,7 +359,7 @@ void worker_service::retire(std::function<void()> free) {
 
 caf::error worker_service::record_in_all(std::vector<event_view>& events) {
   for (auto& [id, stream] : streams_) {
-    auto event = device_->create_event();
+    auto event = take_event();
     if (!event)
       return event.error();
     events.push_back(*event);
@@ -379,9 +379,7 @@ void worker_service::free_retired() noexcept {
       if (!*done)
         return;
     }
-    for (auto& event : x.passed)
-      if (auto error = device_->destroy_event(event))
-        return fault(error);
+    spare_events_.insert(spare_events_.end(), x.passed.begin(), x.passed.end());
     x.free();
     retired_.pop_front();
   }

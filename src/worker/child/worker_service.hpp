@@ -95,6 +95,10 @@ private:
   caf::error serve_stream(command what, wire_reader& body, wire_writer& result);
   caf::error bind();
   caf::error warm();
+  caf::error warm_events_in(stream_view stream);
+  caf::error warm_memory(stream_view stream);
+  /// Returns a native event that is not in use.
+  caf::expected<event_view> take_event();
   caf::error record(const record_args& x);
   /// Records an event behind the work that is in a stream.
   caf::error record(event_view event, const service_stream& stream);
