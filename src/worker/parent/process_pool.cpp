@@ -28,6 +28,8 @@ constexpr std::chrono::seconds stop_limit{2};
 constexpr std::chrono::seconds ranks_limit{10};
 /// How long to wait for the end of a killed worker.
 constexpr std::chrono::seconds kill_limit{2};
+/// How often a wait looks whether it is to stop.
+constexpr std::chrono::milliseconds stop_tick{20};
 /// How long a message may take to be sent to a worker without a call limit.
 constexpr std::chrono::seconds send_limit{10};
 /// Upper limit for a plausible granularity of slabs.
@@ -95,6 +97,19 @@ struct process_pool::life {
     lock.unlock();
     if (to)
       to->reaped();
+    is_over();
+  }
+  /// Keeps `count` until the process is gone, or is not waited for any more.
+  void ends(std::shared_ptr<void> count) {
+    const std::lock_guard lock{mutex};
+    if (!over)
+      ending = std::move(count);
+  }
+  void is_over() {
+    std::shared_ptr<void> gone; // goes without the lock
+    const std::lock_guard lock{mutex};
+    over = true;
+    gone.swap(ending);
   }
 
   /// Passes messages of the worker on until there are no more.
@@ -112,6 +127,8 @@ struct process_pool::life {
   std::mutex mutex;                      ///< guards the members below
   std::weak_ptr<worker_link> link;
   std::optional<caf::error> end; ///< set if the worker ended before it had a link
+  std::shared_ptr<void> ending;  ///< null: the process is there, or `over`
+  bool over = false;
 };
 
 namespace {
@@ -266,6 +283,12 @@ caf::expected<process_pool::running> process_pool::start(int ordinal, const std:
     });
     ended = of->end;
   }
+  result.link->on_loss([count = ends_, weak = std::weak_ptr{of}](const caf::error&) {
+    count->begin();
+    std::shared_ptr<void> until_over{nullptr, [count](void*) { count->end(); }};
+    if (const auto self = weak.lock())
+      self->ends(std::move(until_over));
+  });
   const auto receive = [ordinal, of, to = std::weak_ptr{result.link}] { of->receive(ordinal, to); };
   if (auto why = start_thread(result.receiver, receive, "for a worker")) {
     end(result, why);
@@ -322,6 +345,7 @@ void process_pool::end(running& x, const caf::error& why) noexcept {
   // Until the process is gone, it may write the words that other devices wait for.
   if (x.of->process->wait_exit(clock::now() + kill_limit))
     x.link->reaped();
+  x.of->is_over();
   static_cast<void>(segments().remove(x.of->process->memory().bytes().data())); // may be missing
   x.of->process->socket().interrupt();
   if (x.receiver.joinable())
@@ -376,9 +400,20 @@ process_pool::provide(int ordinal, const std::stop_token& stop) noexcept {
 }
 
 caf::error process_pool::provide_spare(int ordinal, const std::stop_token& stop) noexcept {
-  return slot_of(ordinal).provide_spare(
+  auto error = slot_of(ordinal).provide_spare(
       [&](const std::stop_token& stopped) { return start_warm(ordinal, stopped); },
       [this](std::vector<running> lost) { end_all(std::move(lost)); }, stop);
+  if (!error)
+    wait_for_ends(stop);
+  return error;
+}
+
+/// Waits until no lost process is ending: the driver answers late until then. What a spare is
+/// needed for, such as memory for another communicator, would hold up workers that compute.
+void process_pool::wait_for_ends(const std::stop_token& stop) noexcept {
+  const auto until = clock::now() + kill_limit;
+  while (!stop.stop_requested() && clock::now() < until && !ends_->wait_for_none(stop_tick)) {
+  }
 }
 
 caf::expected<process_pool::running>

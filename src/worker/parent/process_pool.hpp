@@ -1,6 +1,7 @@
 /// A pool of workers that are child processes of this process.
 #pragma once
 
+#include "worker/parent/open_count.hpp"
 #include "worker/parent/worker_command.hpp"
 #include "worker/parent/worker_pool.hpp"
 #include "worker/parent/worker_process.hpp"
@@ -57,6 +58,7 @@ private:
         options_(std::move(options)), command_(std::move(command)), lends_(lends) {}
   worker_options process_options() const;
   caf::expected<running> start(int ordinal, const std::stop_token& stop = {});
+  void wait_for_ends(const std::stop_token& stop) noexcept;
   /// Sends a started worker its settings. `limit`: for its answer
   caf::error set_up(running& x, std::chrono::nanoseconds limit);
   /// Starts a worker as a spare.
@@ -78,6 +80,7 @@ private:
   const bool lends_; ///< as `worker_setup::lends`
   std::vector<std::unique_ptr<worker_slot<running>>> slots_;
   std::vector<std::uint64_t> reaches_; ///< of the first worker; empty: nothing can be direct
+  const std::shared_ptr<open_count> ends_ = std::make_shared<open_count>(); ///< of lost processes
 };
 
 } // namespace troupe::detail

@@ -155,6 +155,8 @@ public:
   const std::shared_ptr<worker_link>& shared_link() const noexcept { return link_; }
   communicator_key key() const noexcept { return key_; }
   bool is_handed_over() const noexcept { return handed_over_.load(); }
+  /// Returns the owner of the device memory that this process has made for all ranks, if any.
+  virtual std::shared_ptr<const void> memory() const noexcept { return nullptr; }
 
   caf::error connect(stream_view stream, connect_scope what) noexcept override;
   caf::error enqueue(std::span<const collective_call> calls, stream_view stream,
@@ -196,6 +198,7 @@ public:
                     std::uint32_t* reached) noexcept override;
   /// Does not wait for the worker.
   void on_closed() noexcept override;
+  std::shared_ptr<const void> memory() const noexcept override { return memory_; }
 
 private:
   const std::shared_ptr<const std::vector<std::shared_ptr<shared_slab>>> memory_;

@@ -292,6 +292,16 @@ public:
     }
   }
 
+  /// The memory of the ranks is unmapped only when the processes of lost ones are gone: until then
+  /// that would hold up the work of the other workers.
+  static void keep_memory_for_lost(const communicator_ranks& ranks) {
+    for (const auto& x : ranks) {
+      const auto& rank = static_cast<const remote_communicator&>(*x);
+      if (const auto& lost = rank.shared_link(); lost->lost())
+        lost->when_reaped([memory = rank.memory()] {});
+    }
+  }
+
 private:
   rank_ends() = default;
 
@@ -596,6 +606,7 @@ caf::error worker_backend::end(control how, const communicator_ranks& ranks) noe
   all.ask_or_kill(control::abort, to_end_its_rank);
   if (are_of_programs)
     rank_ends::hold_for_lost(ranks);
+  rank_ends::keep_memory_for_lost(ranks);
   return result;
 }
 
