@@ -226,6 +226,7 @@ public:
   struct loss {
     bench::clock::time_point told;  ///< first answer with an error; as `right` if there was none
     bench::clock::time_point right; ///< answer of the first right sum
+    bench::clock::time_point read;  ///< the host has the values of that sum
     bool had_error = false;         ///< a request failed
     bench::clock::duration pause{}; ///< from the last right sum before
   };
@@ -329,6 +330,7 @@ private:
     return true;
   }
   void note_loss() {
+    const auto read_at = bench::clock::now();
     members_ = world_.status().members.size();
     back_at_ = answered_;
     const auto pause = back_at_ - last_;
@@ -338,7 +340,7 @@ private:
     ending_ = false; // before the loss is told: then the next end may be asked for
     std::lock_guard lock{mutex_};
     losses_.push_back(
-        {first_error_.value_or(answered_), back_at_, first_error_.has_value(), pause});
+        {first_error_.value_or(answered_), back_at_, read_at, first_error_.has_value(), pause});
     first_error_.reset();
     condition_.notify_all();
   }
@@ -416,6 +418,7 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
   std::vector<double> told;
   std::vector<double> right;
   std::vector<double> after;
+  std::vector<double> read;
   std::vector<double> pauses;
   std::vector<double> ready;
   double used_mib = 0;
@@ -457,6 +460,7 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
     told.push_back(milliseconds(x.told - begin));
     right.push_back(milliseconds(x.right - begin));
     after.push_back(milliseconds(x.right - x.told));
+    read.push_back(milliseconds(x.read - x.right));
   }
   load.stop();
   thread.join();
@@ -471,6 +475,7 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
   row("from the kill to the first answer that tells", told);
   row("from the kill to the first right sum", right);
   row("from the answer that tells to the first right sum", after);
+  row("from the first right sum until the host has read it", read);
   row("from the last right sum before to the first after", pauses);
   row(waits_for_standbys ? "from there until the next standbys are ready"
                          : "from there until all ranks are there again",
