@@ -85,7 +85,7 @@ TEST(ReadySpare, CopiesWithoutAnyNewMapping) {
 }
 #endif
 
-/// What it is needed for would hold up other workers.
+/// Else the next standby, for which workers make memory, would hold up others.
 TEST(ReadySpare, IsThereWhenNoLostWorkerIsEnding) {
   TROUPE_HOST_ONLY("its workers are of the host backend");
   ledger book;
