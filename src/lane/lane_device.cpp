@@ -316,7 +316,7 @@ void lane::revive() {
 }
 
 // A lost process may still write to pinned memory. Where its memory is kept, it is known how long:
-// what was in use is not used until then. Else there will be other pinned memory.
+// the lane does not use what was in use until then. Where it is not kept, the lane allocates anew.
 
 void lane::leave_words() {
   if (!keeps_memory())

@@ -35,7 +35,7 @@ public:
 
   /// Maps in `spare` what `worker` has mapped, and does the same with what that maps later, and
   /// with the words of `spare` where those of `worker` are mapped, but does not wait for these.
-  /// What cannot be mapped in advance is mapped when it is needed.
+  /// If a worker fails to map a segment in advance, `place_of` tries again.
   /// @errors errors of mapping
   caf::error prepare(worker_link& worker, worker_link& spare);
 
