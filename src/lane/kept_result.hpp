@@ -1,4 +1,4 @@
-/// The results that a lost process has written completely.
+/// The results of work that is done in another process, which may be lost.
 #pragma once
 
 #include "operation/operation.hpp"
@@ -6,13 +6,18 @@
 
 namespace troupe::detail {
 
-/// Keeps what `p`, whose work is done, has written, if only the loss of `device`, which is its own,
-/// has failed it. The result of a collective is right only with those of the other ranks.
+/// Keeps what `p`, whose work is done, has written. If nothing else of its operation is open, a
+/// loss that comes from now on can no longer fail it. If it has failed, only the loss of `device`,
+/// which is its own, may be the cause. The result of a collective is right only with those of the
+/// other ranks.
 /// @thread the lane of `p`
 inline void keep_result(part& p, int device) noexcept {
-  const auto cause = failure_of(p.of->cause());
-  if (p.of->parts().size() == 1 && p.stream != stream_kind::collective && cause &&
-      cause->code == errc::worker_lost && cause->device == device && p.of->has_right_result(p))
+  auto& op = *p.of;
+  if (op.parts().size() != 1 || p.stream == stream_kind::collective || !op.has_right_result(p) ||
+      op.succeed_if_last())
+    return;
+  if (const auto cause = failure_of(op.cause());
+      cause && cause->code == errc::worker_lost && cause->device == device)
     p.delivered.store(true);
 }
 

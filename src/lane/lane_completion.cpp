@@ -134,7 +134,7 @@ std::size_t lane::finish_first(lane_stream& s, std::size_t count, event_view eve
       if (is_remote_ && x.at->on == this && !x.at->over())
         if (auto& other = streams_.stream_of(*x.at); other.is_ordered())
           finish_first(other, place_of(*x.at, other), x.at->event);
-    if (p.of->failed())
+    if (is_remote_)
       keep_result(p, state_->ordinal());
     finish(p, now);
     ++finished;

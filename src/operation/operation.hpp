@@ -453,6 +453,9 @@ public:
   bool is_placeholder() const noexcept { return has_placeholder_.load(std::memory_order_acquire); }
   /// Notes that `p` is never issued.
   void make_placeholder(part& p) noexcept;
+  /// Decides that the operation succeeds if nothing but one part, whose work is done, is open.
+  /// Nothing can fail it from then on. Returns whether it succeeds.
+  bool succeed_if_last() noexcept { return open_.load(std::memory_order_acquire) == 1 && decide(); }
   /// Counts one part as over, and settles the operation after the last.
   void part_over() noexcept {
     if (one_over())
