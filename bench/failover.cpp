@@ -8,6 +8,7 @@
 // communicator alone. Every sum, and memory that nothing writes, is checked by value. Also takes
 // options of the library and of CAF.
 
+#include "clock_watch.hpp"
 #include "machine.hpp"
 #include "must.hpp"
 #include "rank_threads.hpp"
@@ -193,6 +194,7 @@ public:
         // The launch of a kernel that fails an assertion takes the worker some 5 ms.
         if (!ending_ && answered_ - last_ > longest_) {
           longest_ = answered_ - last_;
+          longest_from_ = last_;
           longest_after_ = last_ - back_at_;
         }
         last_ = answered_;
@@ -214,6 +216,7 @@ public:
   }
   /// Returns the longest time from one right sum to the next while no end was asked for.
   bench::clock::duration longest() const { return longest_; }
+  bench::clock::time_point longest_from() const { return longest_from_; }
   /// Returns how long after a loss that sum began.
   bench::clock::duration longest_after() const { return longest_after_; }
   /// Returns the size of a rank's buffers. @units MiB
@@ -362,6 +365,7 @@ private:
   troupe::host_buffer pinned_;                             ///< for a piece of it
   bench::clock::time_point back_at_ = bench::clock::now(); ///< of the last right sum after a loss
   bench::clock::duration longest_{};
+  bench::clock::time_point longest_from_;
   bench::clock::duration longest_after_{};
   std::size_t members_ = world_.size(); ///< at the last sum
   bench::clock::time_point last_;       ///< answer of the last right sum
@@ -381,6 +385,16 @@ void check_standbys(const settings& s, const troupe::world& world) {
       must(world.barrier().wait()).way == troupe::collective_way::nccl)
     bench::fail("with --standby spares and collectives by NCCL, no communicator is ready before a "
                 "kill: measure that with --when building, or choose --standby full");
+}
+
+/// Prints how long threads that only look at the clock missed it, also in the longest pauses.
+void print_missed(const bench::clock_watch& watch, const client& load, const client::loss& loss) {
+  const auto sum_from = load.longest_from();
+  std::printf(
+      "threads that only look at the clock missed it for at most %.2f ms on end; for %.2f in "
+      "the longest pause at an end, for %.2f in the longest sum without a loss\n",
+      milliseconds(watch.missed()), milliseconds(watch.missed(loss.right - loss.pause, loss.right)),
+      milliseconds(watch.missed(sum_from, sum_from + load.longest())));
 }
 
 void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
@@ -411,6 +425,7 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
     }
   };
   const bool shrinks = world.status().members.size() > 1 && s.shrinks();
+  const bench::clock_watch watch;
   client load{world, s, shrinks ? 5ms : 30s};
   std::thread thread{[&] { load.run(); }};
   std::mt19937 random{s.seed};
@@ -420,6 +435,7 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
   std::vector<double> after;
   std::vector<double> read;
   std::vector<double> pauses;
+  client::loss worst; // the one with the longest pause
   std::vector<double> ready;
   double used_mib = 0;
   auto since = bench::clock::now();
@@ -456,6 +472,8 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
     if (s.hands_over() && x.had_error)
       bench::fail("a request failed because of a handover");
     pauses.push_back(milliseconds(x.pause));
+    if (x.pause > worst.pause)
+      worst = x;
     since = bench::clock::now();
     told.push_back(milliseconds(x.told - begin));
     right.push_back(milliseconds(x.right - begin));
@@ -487,6 +505,10 @@ void run(const settings& s, caf::actor_system& sys, const troupe::world& world,
         "longest sum without a loss: %.2f ms, %.0f ms after one\n",
         s.large_mib, bench::median(large_after), bench::quantile(large_after, 1),
         milliseconds(load.longest()), milliseconds(load.longest_after()));
+  if (watch.looks()) {
+    machine["missed_ms"] = milliseconds(watch.missed());
+    print_missed(watch, load, worst);
+  }
   std::printf("%zu kills, %llu right sums\n\n", lost.size(),
               static_cast<unsigned long long>(load.sums()));
   if (s.hands_over()) {
